@@ -11,7 +11,7 @@ fn main() {
         .std("c++17")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        // NDEBUG must be defined as in the build of libtorch, because it changes the layout of some classes.
+        // NDEBUG must be defined as in the libtorch build, because it changes the layout of some classes.
         .define("NDEBUG", None)
         // The debug information of thousands of libtorch headers is large and unused.
         .debug(false)
@@ -48,6 +48,6 @@ fn main() {
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
     // The dynamic loader searches beside the program first, where a copy on a cluster has libtorch. Then the loader
-    // searches the folder of libtorch on the build machine.
+    // searches the libtorch folder on the build machine.
     println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib:$ORIGIN:{}", lib.display());
 }

@@ -47,14 +47,14 @@ struct Arguments {
     bench: bool,
 }
 
-const LONGEST: usize = 128;
+const MAX_TOKENS: usize = 128;
 
 fn main() {
     let arguments = Arguments::parse();
     let temporary = tempfile::tempdir().unwrap();
     let folder = arguments.folder.clone().unwrap_or_else(|| temporary.path().to_str().unwrap().to_owned());
     if !Path::new(&folder).join("manifest.json").exists() {
-        let shape = Shape { rows: arguments.rows, longest: LONGEST, rows_per_group: 1024, shards: 8, pieces: 30522 };
+        let shape = Shape { rows: arguments.rows, longest: MAX_TOKENS, rows_per_group: 1024, shards: 8, pieces: 30522 };
         samples::write(Path::new(&folder), &shape);
     }
     let dataset = Arc::new(Dataset::open(&folder).unwrap());

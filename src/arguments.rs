@@ -38,7 +38,7 @@ pub enum WorkerCommand {
         /// Steps to trace, such as 10..15; the trace is written beside the log file
         #[arg(long, value_parser = steps)]
         trace: Option<Range<u64>>,
-        /// Directory of the launcher or MPI on this host, removed when the launcher has ended; repeatable
+        /// Folder of the launcher or MPI on this host, removed when the launcher has ended; repeatable
         #[arg(long = "session")]
         scratch: Vec<PathBuf>,
     },
@@ -97,7 +97,7 @@ pub enum WorkerCommand {
         /// Compute device
         #[arg(long, default_value = "auto", value_parser = device)]
         kind: DeviceKind,
-        /// Directory of the CUDA build of libtorch; empty: see device.libtorch
+        /// Folder of the CUDA build of libtorch; empty: see device.libtorch
         #[arg(long, default_value = "")]
         libtorch: String,
         /// Load NCCL, too

@@ -49,7 +49,7 @@ pub enum Error {
     GpuLost {
         /// Index, name and PCI address.
         gpu: String,
-        /// Error message of CUDA.
+        /// CUDA error message.
         message: String,
     },
     /// Out of memory in a step.
@@ -95,7 +95,7 @@ pub enum Error {
         /// True if a majority shows that this rank is wrong.
         blamed: bool,
     },
-    /// The training state has values that are not finite. No attempt could load a checkpoint with these values.
+    /// The training state has non-finite values. No attempt could load a checkpoint with these values.
     #[error(
         "{what}, after step {step}: no checkpoint was saved; if this step fails again, lower the learning rate or \
          optimizer.clip_norm"
@@ -192,10 +192,10 @@ pub enum Error {
         /// Cause.
         source: parquet::errors::ParquetError,
     },
-    /// A directory on this host, for files of the launcher or of MPI, cannot be used.
-    #[error("cannot use directory {} for files of the launcher and MPI", path.display())]
+    /// A folder on this host, for files of the launcher or of MPI, cannot be used.
+    #[error("cannot use folder {} for files of the launcher and MPI", path.display())]
     Directory {
-        /// The directory.
+        /// The folder.
         path: PathBuf,
         /// Cause.
         source: std::io::Error,
@@ -234,7 +234,7 @@ impl Error {
     }
 
     /// True if cuBLAS, cuDNN or NCCL failed, which may be the first to notice that a GPU has failed. The next operation on the GPU
-    /// then has the error of CUDA.
+    /// then reports the CUDA error.
     pub fn hides_gpu_failure(&self) -> bool {
         let names = ["CUBLAS_STATUS_", "CUDNN_STATUS_"];
         match self {

@@ -43,15 +43,15 @@ fn main() -> ExitCode {
     torch::quiet_panics();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     terminal::begin(!arguments.progress);
-    // The coordinator reads the lines of a rank, which have no colours.
-    let colours = std::io::stderr().is_terminal() && terminal::has_colours();
+    // The coordinator reads the lines of a rank, which have no colors.
+    let colors = std::io::stderr().is_terminal() && terminal::has_colors();
     let lines = tracing_subscriber::fmt::layer().with_writer(|| LogWriter).with_target(false);
     // Without `log_internal_errors(false)`, tracing reports its write errors on standard error. If
     // standard error is closed, tracing panics.
     let lines = lines.log_internal_errors(false);
     let lines = match std::env::var_os(LOG_FORMAT).is_some_and(|format| format == "json") {
         true => lines.json().with_filter(filter).boxed(),
-        false => lines.with_ansi(colours).with_filter(filter).boxed(),
+        false => lines.with_ansi(colors).with_filter(filter).boxed(),
     };
     let trace = trace(&arguments.command);
     let failed = trace.as_ref().err().map(ToString::to_string);
@@ -168,7 +168,7 @@ fn prepare(scratch: &[PathBuf]) -> Result<(), Error> {
         && !scratch.is_empty()
         && let Err(error) = cleanup::remove_after_launcher(scratch)
     {
-        tracing::warn!("cannot start the removal of the directories of the launcher on this host: {error}");
+        tracing::warn!("cannot start the cleanup of the launcher's directories on this host: {error}");
     }
     Ok(())
 }

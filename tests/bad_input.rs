@@ -93,9 +93,9 @@ fn invalid_configurations_are_rejected() {
     let start = |arguments: &[&str]| run(&[&["run", "--run", &dir.path("run")], arguments].concat());
     refused(&start(&["--config", &dir.path("no.toml")]), 2, &["cannot read", "no.toml"]);
     refused(&start(&[]), 2, &["is not a run yet", "--config"]);
-    let faults = ["model.heads=3", "stage.0.stps=3", "stage.0.learning_rate=-1", "cluster.ranks=two", "colour=red"];
+    let faults = ["model.heads=3", "stage.0.stps=3", "stage.0.learning_rate=-1", "cluster.ranks=two", "color=red"];
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
-    let keys = ["model.heads", "stage.0.stps", "stage.0.learning_rate", "cluster.ranks", "colour"];
+    let keys = ["model.heads", "stage.0.stps", "stage.0.learning_rate", "cluster.ranks", "color"];
     refused(&start(&[&["--config", &config][..], &sets].concat()), 2, &keys);
     let exact = [
         "cluster.hosts=[4]",

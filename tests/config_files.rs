@@ -87,7 +87,8 @@ fn errors_name_the_file_of_a_key() {
         ("stage.0.steps", "--set stage.0.steps"),
         ("stage.0.data", &*experiment),
     ] {
-        let issue = message.lines().find(|line| line.trim_start().starts_with(&format!("{key}: ")));
+        let is_of_key = |line: &str| [": ", " = "].iter().any(|end| line.starts_with(&format!("{key}{end}")));
+        let issue = message.lines().find(|line| is_of_key(line.trim_start()));
         assert!(issue.is_some_and(|line| line.ends_with(&format!(" ({source})"))), "{key}: {message}");
     }
     assert!(!message.contains("model.heads"), "a value that a later file overrides: {message}");

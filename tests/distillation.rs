@@ -404,9 +404,9 @@ fn a_teacher_that_does_not_fit_is_refused_by_name() {
             ("objective.teacher.layers=[0]", "objective.teacher.layers: 1 layers for model.layers = 2"),
             ("model.hidden=64", "objective.teacher.cosine_weight: needs equal hidden sizes, but model.hidden is 64"),
             ("model.intermediate=32", "objective.teacher.layers: model.intermediate is 32, that of the teacher is 64"),
-            ("stage.0.layers=1", "stage.0.layers: is 1, and model.layers is 2: a model with a teacher cannot grow"),
+            ("stage.0.layers=1", "stage.0.layers = 1: must be model.layers (2), because"),
             ("run.from=hf:/no/such", "objective.teacher.layers: conflicts with run.from"),
-            ("objective.teacher.temperature=0.0", "objective.teacher.temperature: is 0; must be above 0"),
+            ("objective.teacher.temperature=0.0", "objective.teacher.temperature = 0: must be above 0"),
         ],
     );
     let from = format!("{of_teacher}/checkpoints/{}", checkpoints(&of_teacher)[0]);

@@ -221,8 +221,9 @@ fn a_run_that_diverges_again_resumes_one_checkpoint_earlier() {
     let further = train(&dir, "further", 2, &fault);
     let [first, second] = resumed_steps(&further)[..] else { panic!("{}", further.log) };
     let name = format!("step-{first:09}-a0001");
-    let reported =
-        format!("the run diverged from {name} before; the next attempt starts one checkpoint further back, from step-");
+    let reported = format!(
+        "the run has already diverged after {name}; the next attempt starts one checkpoint earlier, from step-"
+    );
     assert!(second < first && further.log.contains(&reported), "{}", further.log);
     let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", dir.path(name))).unwrap();
     let steps = |name: &str| serde_json::from_slice::<Value>(&record(name)).unwrap()["steps"].clone();

@@ -160,7 +160,7 @@ fn values_that_a_family_does_not_have_are_refused() {
     refused(&["model.family=robberta"], &["model.family"]);
     refused(
         &["model.family=electra", "model.segments=0"],
-        &["model.segments: is 0; must be above 0: a model of family electra has segment embeddings"],
+        &["model.segments = 0: must be above 0, because a model of family electra has segment embeddings"],
     );
     let modern = ["model.family=modernbert", "model.attention_window=16"];
     refused(
@@ -180,7 +180,7 @@ fn values_that_a_family_does_not_have_are_refused() {
     );
     refused(
         &["model.family=deberta-v2"],
-        &["model.positions: must be at least 130: half of model.position_buckets + 2"],
+        &["model.positions = 64: must be at least 130 (model.position_buckets / 2 + 2)"],
     );
     refused(
         &["model.family=albert", "model.groups=2", "objective.pair=none"],
@@ -204,7 +204,7 @@ fn a_model_that_no_class_of_transformers_supports_is_not_exported() {
     let refused = run(&["export", &url, "--output", &dir.path("exported")]);
     assert_eq!(refused.code, 2, "{}", refused.err);
     assert!(
-        refused.err.contains("has model.norm_kind = \"rms\", which no class of transformers supports"),
+        refused.err.contains("has model.norm_kind = \"rms\", which no transformers class supports"),
         "{}",
         refused.err
     );

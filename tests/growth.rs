@@ -279,16 +279,19 @@ fn invalid_growth_is_rejected() {
     };
     refused(&["stage.2.layers=1"], &["stage.2.layers: 1 layers after 2: the number of layers cannot decrease"]);
     refused(&["stage.2.layers=3"], &["stage.2.growth.order: 3 layers after 2: interleave requires a multiple of 2"]);
-    refused(&["stage.2.layers=2"], &["stage.2.growth: the stage does not add layers"]);
+    refused(&["stage.2.layers=2"], &["stage.2.growth: has no effect: the stage does not add layers"]);
     refused(&["stage.1.growth.new_layers_only=21", "stage.2.hidden=64"], &["stage.2.hidden"]);
-    refused(&["stage.1.growth.new_layers_only=21"], &["stage.1.growth.new_layers_only: is 21; the stage has 20 steps"]);
-    refused(&["stage.0.growth.identity=true"], &["stage.0.growth: the stage does not add layers"]);
+    refused(
+        &["stage.1.growth.new_layers_only=21"],
+        &["stage.1.growth.new_layers_only = 21: must be at most the 20 steps of the stage"],
+    );
+    refused(&["stage.0.growth.identity=true"], &["stage.0.growth: has no effect: the stage does not add layers"]);
     refused(
         &["stage.1.growth.identity=true", "model.family=deberta-v2", "objective.pair=none"],
         &["stage.1.growth.identity: would change the outputs"],
     );
     refused(&["stage.1.growth.moments=half"], &["stage.1.growth.moments", "copy"]);
     refused(&["stage.1.restart_optimizer=true"], &["stage.1.growth.moments: has no effect with restart_optimizer"]);
-    refused(&["stage.1.plateau.evaluations=0"], &["stage.1.plateau.evaluations: is 0"]);
+    refused(&["stage.1.plateau.evaluations=0"], &["stage.1.plateau.evaluations = 0"]);
     refused(&["evaluation.data="], &["stage.1.plateau: needs evaluation.data"]);
 }

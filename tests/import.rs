@@ -86,7 +86,7 @@ fn an_imported_model_has_the_same_tensors_files_and_loss() {
     assert_eq!(before, after);
     // A run directory is never overwritten.
     let twice = crate::support::run(&["import", &folder, "--output", &run]);
-    assert!(twice.code == 2 && twice.err.contains("has run.toml already; name a new directory"), "{}", twice.err);
+    assert!(twice.code == 2 && twice.err.contains("has run.toml already; name a new folder"), "{}", twice.err);
 }
 
 /// lambert has no heads for fine-tuning and needs no ids of special tokens, but their users do.
@@ -318,7 +318,7 @@ fn a_run_continues_from_an_imported_model_and_grows_it() {
         refused.err
     );
     let refused = run(&["run", "--config", &config, "--run", &dir.path("none"), "--from", &dir.path("moved")]);
-    let hint = format!("is not a checkpoint; expected hf:{} for a folder of transformers", dir.path("moved"));
+    let hint = format!("is not a checkpoint; expected hf:{} for a transformers folder", dir.path("moved"));
     assert!(refused.code == 2 && refused.err.contains(&hint), "{}", refused.err);
     let other = ["--from", &format!("hf:{}", dir.path("moved")), "--set", "model.hidden=64"];
     let refused = run(&[&["run", "--config", &config, "--run", &dir.path("none")], &other[..]].concat());

@@ -215,7 +215,7 @@ fn a_folder_of_files_is_not_a_run() {
     let tune = ["tune", "--config", file.to_str().unwrap(), "--runs", place, "--grid", "run.seed=1,2"];
     let refused = run(&tune);
     assert!(
-        refused.code == 2 && refused.err.contains("is a run (run.toml exists)"),
+        refused.code == 2 && refused.err.contains("is itself a run (run.toml exists)"),
         "{} {}",
         refused.code,
         refused.err
@@ -257,5 +257,5 @@ fn existing_files_and_missing_inputs_are_named() {
     refused(&["--source", "books", "--recipe", "lamb"], "--recipe needs --size base or --size large");
     refused(&["--source", "books", "--nodes", "2"], "--nodes needs --place slurm");
     let many = ["--source", "books", "--place", "slurm", "--nodes", "9", "--gpus-per-node", "8"];
-    refused(&many, "72 ranks are more than the 64 samples of a step");
+    refused(&many, "72 ranks, but only 64 samples per step");
 }

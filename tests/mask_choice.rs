@@ -123,7 +123,7 @@ fn a_run_keeps_its_phrases() {
     dir.file("phrases.txt", "other words\n");
     let resumed = Running::start(&config, &stopped).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
-    assert!(resumed.log.contains("phrases.txt has changed; the run keeps its phrases"), "{}", resumed.log);
+    assert!(resumed.log.contains("phrases.txt has changed; the run keeps its stored phrases"), "{}", resumed.log);
     assert_same_bits(&calm, &stopped);
     // A copy of the run has the list, too.
     let copy = dir.path("copy");
@@ -141,8 +141,8 @@ fn wrong_values_are_refused_by_name() {
         &config,
         &[
             ("objective.mask_unit=piece", "objective.phrases: needs a mask_unit of whole words: word, span or ngram"),
-            ("objective.mask_frequency_exponent=2.0", "objective.mask_frequency_exponent: is 2; must be from 0 to 1"),
-            ("stage.1.objective.mask_frequency_exponent=-1.0", "stage.1.objective.mask_frequency_exponent: is -1;"),
+            ("objective.mask_frequency_exponent=2.0", "objective.mask_frequency_exponent = 2: must be from 0 to 1"),
+            ("stage.1.objective.mask_frequency_exponent=-1.0", "stage.1.objective.mask_frequency_exponent = -1: must"),
             ("objective.phrases=/nowhere/phrases.txt", "objective.phrases: cannot read /nowhere/phrases.txt"),
         ],
     );

@@ -18,7 +18,7 @@ fn read<T: serde::de::DeserializeOwned>(arguments: &[&str]) -> Option<T> {
     let output = Command::new("python3").env("PYTHONPATH", packages).arg(script).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {error}");
-    // Python writes a loss that is not finite as NaN, which is not valid JSON.
+    // Python writes a non-finite loss as NaN, which is not valid JSON.
     let text = String::from_utf8(output.stdout).unwrap().replace("NaN", "null");
     Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}")))
 }

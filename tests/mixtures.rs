@@ -236,7 +236,7 @@ fn wrong_mixtures_are_refused_by_name() {
         &config,
         &[
             (&*format!("stage.1.data={first}"), "stage.1.data: conflicts with mixture"),
-            ("stage.1.mixture.1.weight=0", "stage.1.mixture.1.weight: is 0; must be above 0"),
+            ("stage.1.mixture.1.weight=0", "stage.1.mixture.1.weight = 0: must be above 0"),
             ("stage.1.mixture.1.name=first", "stage.1.mixture.1.name: another dataset is also named first"),
             ("stage.1.mixture.1.name=a.b", "stage.1.mixture.1.name: expected a name of letters"),
             (&*format!("stage.1.mixture.1.data={first}"), "stage.1.mixture.1.data: appears twice in this mixture"),

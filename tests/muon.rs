@@ -110,9 +110,9 @@ fn wrong_values_are_refused_by_name() {
         &dir,
         &config,
         &[
-            ("optimizer.muon.momentum=1.0", "optimizer.muon.momentum: is 1;"),
-            ("optimizer.muon.iterations=0", "optimizer.muon.iterations: is 0;"),
-            ("optimizer.muon.adamw_learning_rate_ratio=-1.0", "optimizer.muon.adamw_learning_rate_ratio: is -1;"),
+            ("optimizer.muon.momentum=1.0", "optimizer.muon.momentum = 1: must"),
+            ("optimizer.muon.iterations=0", "optimizer.muon.iterations = 0: must"),
+            ("optimizer.muon.adamw_learning_rate_ratio=-1.0", "optimizer.muon.adamw_learning_rate_ratio = -1: must"),
             ("optimizer.muon.precision=fp16", "optimizer.muon.precision"),
             ("optimizer.trust_ratio=[0.1,10.0]", "trust_undecayed and trust_ratio require kind = \"lamb\""),
         ],

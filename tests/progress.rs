@@ -1,4 +1,4 @@
-//! Progress bars, `--quiet` and colours of the programs, on a terminal and without one. The input is slow because an S3
+//! Progress bars, `--quiet` and colors of the programs, on a terminal and without one. The input is slow because an S3
 //! server limits its rate.
 
 use std::io::{Read, Write};
@@ -28,8 +28,8 @@ impl Shown {
         screen(&self.written)
     }
 
-    /// True if there was an escape sequence for a colour or a font.
-    fn has_colours(&self) -> bool {
+    /// True if there was an escape sequence for a color or a font.
+    fn has_colors(&self) -> bool {
         let mut sequences = self.written.split("\x1b[").skip(1);
         sequences.any(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';').starts_with('m'))
     }
@@ -191,7 +191,7 @@ fn slow_commands_show_bytes_and_time_left_on_a_terminal_only() {
 }
 
 #[test]
-fn colours_follow_no_color() {
+fn colors_follow_no_color() {
     if !has_terminals() {
         return;
     }
@@ -212,11 +212,11 @@ fn colours_follow_no_color() {
         let shown = |variables: &[(&str, String)]| {
             let shown = on_terminal(program, &arguments, variables, None);
             assert!(has_text(&shown), "{arguments:?}: {:?}", shown.written);
-            shown.has_colours()
+            shown.has_colors()
         };
-        assert!(shown(&[]) && shown(&[("NO_COLOR", String::new())]), "{arguments:?} has no colours");
+        assert!(shown(&[]) && shown(&[("NO_COLOR", String::new())]), "{arguments:?} has no colors");
         for (name, value) in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
-            assert!(!shown(&[(name, value.to_owned())]), "{arguments:?} has colours with {name}={value}");
+            assert!(!shown(&[(name, value.to_owned())]), "{arguments:?} has colors with {name}={value}");
         }
     }
 }

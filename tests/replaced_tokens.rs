@@ -212,23 +212,20 @@ fn settings_that_do_not_fit_are_refused() {
         &config,
         &[
             ("model.family=bert", "objective.replaced_tokens: needs model.family = \"electra\", the family is bert"),
-            (
-                "stage.0.layers=1",
-                "stage.0.layers: is 1, model.layers is 2; a model with objective.replaced_tokens cannot grow",
-            ),
+            ("stage.0.layers=1", "stage.0.layers = 1: must be model.layers (2), because"),
             (
                 "objective.span_boundary_weight=1",
                 "objective.span_boundary_weight: must be 0 with objective.replaced_tokens",
             ),
             ("objective.teacher.from=other", "objective.teacher: is not available with objective.replaced_tokens"),
-            ("objective.replaced_tokens.weight=0", "objective.replaced_tokens.weight: is 0; must be above 0"),
+            ("objective.replaced_tokens.weight=0", "objective.replaced_tokens.weight = 0: must be above 0"),
             (
                 "objective.replaced_tokens.generator_heads=3",
                 "objective.replaced_tokens.generator_heads: 3 heads do not divide hidden size 16",
             ),
             (
                 "objective.replaced_tokens.generator_layers=0",
-                "objective.replaced_tokens.generator_layers: is 0; must be above 0",
+                "objective.replaced_tokens.generator_layers = 0: must be above 0",
             ),
             ("objective.replaced_tokens.width=1", "objective.replaced_tokens"),
         ],

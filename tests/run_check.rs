@@ -109,7 +109,7 @@ fn fewer_steps_and_a_missing_configuration_are_reported() {
     let fewer = ["--set", "stage.0.steps=5", "--allow-change", "stage.0.steps"];
     let shortened = run(&[&["run", "--run", &url][..], &fewer].concat());
     assert_eq!(shortened.code, 0, "{}", shortened.err);
-    let warning = "the checkpoint has 7 steps, more than the 5 of the configuration: nothing is trained";
+    let warning = "the checkpoint is at step 7, beyond the 5 steps of the configuration: nothing left to train";
     assert!(shortened.err.contains(warning), "{}", shortened.err);
     std::fs::remove_file(format!("{url}/run.toml")).unwrap();
     for arguments in [&["run", "--run", &url][..], &["status", &url], &["metrics", &url]] {
@@ -156,7 +156,8 @@ fn a_missing_cuda_build_is_reported() {
     if Path::new("/proc/driver/nvidia/version").exists() {
         assert!(checked.code == 2 && checked.err.contains(problem), "{}", checked.err);
     } else {
-        let warning = format!("warning: {problem}; this machine has no driver of NVIDIA, so a start here would fail");
+        let warning =
+            format!("warning: {problem}; this machine has no NVIDIA driver, so a run started here would fail");
         assert!(checked.code == 0 && checked.out.contains(&warning), "{} {}", checked.out, checked.err);
     }
     let automatic = check(&dir, &["--set", "device.kind=auto"]);
@@ -188,7 +189,6 @@ fn ports_and_interfaces_are_checked() {
 fn more_threads_than_processors_are_warned_about() {
     let dir = TestDir::new();
     let warned = check(&dir, &["--set", "device.threads=1000"]);
-    let warning =
-        "warning: 2 ranks on this host (cluster.ranks) with 1000 threads each (device.threads) are 2000 threads";
+    let warning = "warning: 2 ranks on this host (cluster.ranks) start 1000 threads each (device.threads), 2000 in total, but only";
     assert!(warned.code == 0 && warned.out.contains(warning), "{} {}", warned.out, warned.err);
 }

@@ -12,7 +12,7 @@ use lambert_store::{Store, checkpoint};
 const ENDLESS: u64 = 1_000_000;
 
 /// Maximum time until a run ends.
-const LONGEST_END: Duration = Duration::from_secs(60);
+const MAX_END: Duration = Duration::from_secs(60);
 
 /// Converts settings to arguments.
 fn sets(sets: &[&str]) -> Vec<String> {
@@ -43,7 +43,7 @@ fn a_hanging_write_ends_the_run() {
     wait_for_checkpoint(&mut running, &url);
     stuck.block("optimizer-00001");
     let begun = Instant::now();
-    let ended = running.end_within(LONGEST_END);
+    let ended = running.end_within(MAX_END);
     assert_within(30, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &[" s: rank 1 is writing ", "optimizer-00001-of-00002.safetensors; the run ends if it is not saved"]);
@@ -63,7 +63,7 @@ fn a_stop_does_not_wait_for_a_hanging_write() {
     running.reach_now(10);
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
-    let ended = running.end_within(LONGEST_END);
+    let ended = running.end_within(MAX_END);
     assert_within(20, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &["not saved within 2 s of the request to stop (cluster.limits.stop_seconds): rank 0 is writing "]);
@@ -141,7 +141,7 @@ fn a_stop_with_a_nonfinite_state_ends_at_once() {
     running.reach(5);
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
-    let ended = running.end_within(LONGEST_END);
+    let ended = running.end_within(MAX_END);
     assert_within(20, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &["is not finite on rank 1"]);
@@ -214,7 +214,7 @@ fn a_stop_during_the_evaluation_before_the_first_step_ends_at_once() {
     let running = Running::start_with(&config, &url, &more);
     until(&url, "\"evaluating\"");
     running.kill_coordinator("-TERM");
-    let ended = running.end_within(LONGEST_END);
+    let ended = running.end_within(MAX_END);
     assert_eq!((ended.code, ended.records.len()), (Some(75), 0), "{}", ended.log);
     assert!(!ended.log.contains("evaluation at step"), "{}", ended.log);
     assert!(checkpoints(&url).is_empty());

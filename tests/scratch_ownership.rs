@@ -95,7 +95,7 @@ fn a_rank_rejects_a_directory_of_another_user() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains(&format!("cannot use directory {}", foreign.0.display())), "{text}");
+    assert!(text.contains(&format!("cannot use folder {}", foreign.0.display())), "{text}");
     assert!(text.contains("it belongs to user 65534, expected user 0"), "{text}");
     assert!(foreign.is_untouched());
 }

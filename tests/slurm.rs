@@ -128,11 +128,11 @@ fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
         ("partition=\"nowhere\"", "partition: unknown partition \"nowhere\"; expected one of batch, urgent"),
-        ("colour=\"red\"", "colour: "),
+        ("color=\"red\"", "color: "),
         ("account=\"nobody\"", "account: no access to \"nobody\"; expected one of lab"),
         ("qos=\"best\"", "qos: no access to \"best\"; expected one of normal, patient"),
         ("time=\"2:00:00\"", "time: is 2:00:00; partition batch allows at most 3600 s"),
-        ("lead_seconds=1800", "lead_seconds: is 1800; must be less than the time limit \"30\""),
+        ("lead_seconds=1800", "lead_seconds = 1800: must be less than the time limit \"30\""),
         ("output=\"no/such/%j\"", "output: directory "),
         ("export=[\"AWS_SECRET_ACCESS_KEY\"]", "export: AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"),
     ] {
@@ -239,7 +239,7 @@ fn submit_rejects_an_active_run_and_a_short_lead_time() {
     std::fs::write(object, memory.to_string()).unwrap();
     let short = submit(&[]);
     assert_eq!(short.code, 2, "{}", short.err);
-    let printed = "slurm.lead_seconds: is 120; must be at least 141: a checkpoint takes 140.0 s (median) and a step ";
+    let printed = "slurm.lead_seconds = 120: must be at least 141: a checkpoint takes 140.0 s (median) and a step ";
     assert!(short.err.contains(printed), "{}", short.err);
     let long = submit(&["--set", "slurm.lead_seconds=142"]);
     assert!(long.err.contains("cannot start sinfo"), "{}", long.err);

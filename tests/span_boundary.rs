@@ -212,13 +212,13 @@ fn wrong_values_are_refused_by_name() {
     let config = config(&dir, 8);
     let key = "objective.span_boundary_weight";
     for (set, message) in [
-        ("objective.mask_unit=word", "needs objective.mask_unit = \"span\""),
-        ("objective.span_boundary_weight=-1.0", "is -1; must be 0 or above"),
-        ("objective.span_boundary_weight=inf", "is inf; must be 0 or above"),
-        ("objective.span_boundary_weight=nan", "is NaN; must be 0 or above"),
-        ("model.family=modernbert", "must be 0: a model of family modernbert has no span boundary head"),
-        ("model.family=deberta-v2", "must be 0: a model of family deberta-v2 has no span boundary head"),
+        ("objective.mask_unit=word", ": needs objective.mask_unit = \"span\""),
+        ("objective.span_boundary_weight=-1.0", " = -1: must be 0 or above"),
+        ("objective.span_boundary_weight=inf", " = inf: must be 0 or above"),
+        ("objective.span_boundary_weight=nan", " = NaN: must be 0 or above"),
+        ("model.family=modernbert", ": must be 0: a model of family modernbert has no span boundary head"),
+        ("model.family=deberta-v2", ": must be 0: a model of family deberta-v2 has no span boundary head"),
     ] {
-        assert_refused(&dir, &config, &[(set, &format!("{key}: {message}"))]);
+        assert_refused(&dir, &config, &[(set, &format!("{key}{message}"))]);
     }
 }

@@ -87,14 +87,14 @@ fn models_that_need_padding_are_refused() {
         assert_eq!(found.code, 2, "{}", found.err);
         assert!(found.err.contains(message), "no {message:?} in {}", found.err);
     };
-    refused(&["device.unpadded=always"], "device.unpadded: is \"always\", whose attention dropout is not keyed");
+    refused(&["device.unpadded=always"], "device.unpadded = \"always\": its attention dropout is not keyed");
     refused(
         &["device.unpadded=always", "model.attention=fused", "model.family=deberta-v2", "objective.pair=none"],
-        "device.unpadded: is \"always\", but relative positions (model.position_buckets) need padded samples",
+        "device.unpadded = \"always\": relative positions (model.position_buckets) need padded samples",
     );
     refused(
         &["device.unpadded=always", "model.attention=fused", "device.kind=cuda"],
-        "device.unpadded: is \"always\", which needs model.precision = \"bf16\" on a GPU",
+        "device.unpadded = \"always\": a GPU needs model.precision = \"bf16\"",
     );
     assert!(done(&["plan", "--config", &config, "--machine", "a100"]).contains("parameters"));
 }

@@ -97,7 +97,7 @@ fn new_tokens_start_as_the_mean_of_their_old_tokens() {
     assert_ne!(rows(&dir, &moved)["cls.predictions.bias"][size..], after["cls.predictions.bias"][size..]);
     done(&["fill-mask", &moved, "the [MASK] of patient 3 ."]);
 
-    // A folder of transformers as the base; its tokenizer files describe the old vocabulary.
+    // A transformers folder as the base; its tokenizer files describe the old vocabulary.
     let published = dir.path("published");
     done(&["export", &base, "--output", &published]);
     let of_folder = trained(&dir, "of-folder", &format!("hf:{published}"), "5e-3");

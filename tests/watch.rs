@@ -186,7 +186,7 @@ fn the_page_works_in_a_browser() {
     watch.wait_for_steps();
     let Some(report) = watch.open_in_browser() else { return };
     for chart in report["charts"].as_array().unwrap() {
-        assert!(chart["points"] == 90 && chart["coloured"].as_u64() > Some(200), "{chart}");
+        assert!(chart["points"] == 90 && chart["colored"].as_u64() > Some(200), "{chart}");
     }
     let count = |list: &str| report[list].as_array().unwrap().len();
     assert_eq!((count("charts"), count("tables"), count("axes")), (8, 8, 5), "{report}");

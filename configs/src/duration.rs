@@ -23,7 +23,8 @@ pub fn minutes(value: f64) -> Duration {
 pub(crate) fn check(key: &str, value: f64, unit: f64, issues: &mut Vec<ConfigIssue>) {
     let most = MAX_SECONDS / unit;
     if value.is_finite() && value > most {
-        issues.push(ConfigIssue::new(key, format!("is {value:?}; must be at most {most} (ten years)")));
+        let message = format!("must be at most {most} (ten years)");
+        issues.push(ConfigIssue::of_value(key, format!("{value:?}"), message));
     }
 }
 
@@ -36,11 +37,11 @@ mod tests {
         let issues = |value, unit| {
             let mut issues = Vec::new();
             check("key", value, unit, &mut issues);
-            issues.into_iter().map(|issue| issue.message).collect::<Vec<_>>()
+            issues.into_iter().map(|issue| issue.to_string()).collect::<Vec<_>>()
         };
         assert!(issues(MAX_SECONDS, 1.0).is_empty() && issues(MAX_SECONDS / 60.0, 60.0).is_empty());
-        assert_eq!(issues(1e300, 60.0), ["is 1e300; must be at most 5256000 (ten years)"]);
-        assert_eq!(issues(4e8, 1.0), ["is 400000000.0; must be at most 315360000 (ten years)"]);
+        assert_eq!(issues(1e300, 60.0), ["key = 1e300: must be at most 5256000 (ten years)"]);
+        assert_eq!(issues(4e8, 1.0), ["key = 400000000.0: must be at most 315360000 (ten years)"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 /// process.
 ///
 /// - NCCL connects all ranks at initialization, and writes its choices to a log that lambert-worker reads.
-/// - The allocator of libtorch grows its segments (`ALLOCATOR`), because the shapes of micro-batches change. Segments of
+/// - The libtorch allocator grows its segments (`ALLOCATOR`), because the shapes of micro-batches change. Segments of
 ///   fixed size would become fragmented.
 /// - With `device.deterministic`, cuBLAS uses workspaces of fixed size, and NCCL does not use NVLink SHARP, whose order
 ///   of summation is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).

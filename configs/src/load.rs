@@ -231,7 +231,8 @@ impl Layers {
         };
         // TOML has no larger integers, so the value became a string.
         if value.parse::<u128>().is_ok_and(|number| number > i64::MAX as u128) && issue.message.starts_with("invalid") {
-            issue.message = format!("is {value}; must be at most {}", i64::MAX);
+            issue.value = Some(value.to_owned());
+            issue.message = format!("must be at most {}", i64::MAX);
         }
         issue.message += &format!(" ({source})");
     }

@@ -37,7 +37,7 @@ pub struct PrepConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
-    /// File, directory, glob or URL; required. gzip, bzip2, zstd and xz are detected by their first bytes.
+    /// File, folder, glob or URL; required. gzip, bzip2, zstd and xz are detected by their first bytes.
     pub path: String,
     /// Input format: text, sentences, jsonl, parquet, wikipedia, or auto.
     ///
@@ -179,7 +179,7 @@ pub enum Damaged {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DocumentRules {
-    /// Removes documents whose token ids equal those of an earlier document.
+    /// Removes documents whose token IDs equal those of an earlier document.
     pub remove_duplicates: bool,
     /// Minimum similarity to an earlier document, 0 to 1, at which a document is removed. 0: no document is removed.
     ///
@@ -193,7 +193,7 @@ pub struct DocumentRules {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepOutput {
-    /// Directory or URL in which the datasets `train/` and `held-out/` are written; required.
+    /// Folder or URL in which the datasets `train/` and `held-out/` are written; required.
     pub url: String,
     /// Number of Parquet files in `train/`.
     pub shards: usize,
@@ -219,7 +219,7 @@ impl Default for PrepOutput {
 pub struct Vocabulary {
     /// Vocabulary file; required: a WordPiece vocab.txt, or a tokenizer.json with byte-level BPE or Unigram.
     ///
-    /// A vocab.txt has one token per line, and the line number, from 0, is the token id.
+    /// A vocab.txt has one token per line, and the line number, from 0, is the token ID.
     pub file: String,
     /// Lowercases text and strips accents, as for the uncased models; only with a vocab.txt.
     pub lowercase: bool,
@@ -302,7 +302,7 @@ impl Default for SampleSettings {
 impl Source {
     fn check(&self, issue: &mut dyn FnMut(&str, &str)) {
         if self.path.is_empty() {
-            issue("path", "missing: expected a file, directory, glob or URL");
+            issue("path", "missing: expected a file, folder, glob or URL");
         }
         if self.field.is_empty() {
             issue("field", "missing: expected the name of a column or field");
@@ -344,7 +344,7 @@ impl Checked for PrepConfig {
             issue("documents.remove_near_duplicates", "must be from 0 to 1");
         }
         if self.output.url.is_empty() {
-            issue("output.url", "missing: expected a directory or URL");
+            issue("output.url", "missing: expected a folder or URL");
         }
         if self.output.shards == 0 {
             issue("output.shards", "must be at least 1");
@@ -375,6 +375,6 @@ impl Checked for PrepConfig {
         if samples.passes == 0 {
             issue("samples.passes", "must be at least 1");
         }
-        self.slurm.task_issues().iter().for_each(|(key, message)| issue(key, message));
+        issues.extend(self.slurm.task_issues());
     }
 }

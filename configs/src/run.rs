@@ -140,7 +140,7 @@ pub struct Run {
     pub seed: u64,
     /// Checkpoint of another run, from which the initial weights are loaded. Absent: random weights.
     ///
-    /// The value has the form `RUN/checkpoints/step-...`, or `hf:FOLDER` for a folder of Hugging Face Transformers.
+    /// The value has the form `RUN/checkpoints/step-...`, or `hf:FOLDER` for a Hugging Face Transformers folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Also loads the optimizer moments and update counts from the checkpoint `run.from`.

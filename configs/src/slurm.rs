@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::load::ConfigIssue;
+
 /// Slurm options of a job. Absent options use the defaults of the cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -143,36 +145,37 @@ impl Slurm {
         *self == Self::default()
     }
 
-    /// Validates a job of `ranks` ranks. Returns issues as (key, message).
-    pub fn issues(&self, ranks: usize) -> Vec<(&'static str, String)> {
+    /// Validates a job of `ranks` ranks.
+    pub fn issues(&self, ranks: usize) -> Vec<ConfigIssue> {
         let mut issues = self.common_issues();
-        let mut wrong = |key, message: String| issues.push((key, message));
+        let lead = self.lead_seconds;
+        let mut wrong = |key: &str, value: &dyn std::fmt::Display, message: String| {
+            issues.push(ConfigIssue::of_value(key, value, message));
+        };
         if self.nodes == 0 || !ranks.is_multiple_of(self.nodes.max(1)) {
             let message =
-                format!("is {}; each node has the same number of ranks, and cluster.ranks is {ranks}", self.nodes);
-            wrong("slurm.nodes", message);
+                format!("must divide cluster.ranks ({ranks}), because all nodes have the same number of ranks");
+            wrong("slurm.nodes", &self.nodes, message);
         }
         if let (Some(limit), Some(time)) = (self.time_seconds(), &self.time)
-            && limit <= self.lead_seconds
+            && limit <= lead
         {
-            let message = format!("is {}; must be less than the time limit {time:?}", self.lead_seconds);
-            wrong("slurm.lead_seconds", message);
+            wrong("slurm.lead_seconds", &lead, format!("must be less than the time limit {time:?}"));
         }
         if !(self.exclude_hours >= 0.0 && self.exclude_hours.is_finite()) {
-            wrong("slurm.exclude_hours", format!("is {}; must be a number of hours, or 0", self.exclude_hours));
+            wrong("slurm.exclude_hours", &self.exclude_hours, "must be a number of hours, or 0".to_owned());
         }
         if self.cpus_per_task == Some(0) {
-            wrong("slurm.cpus_per_task", "is 0; must be at least 1".to_owned());
+            wrong("slurm.cpus_per_task", &0, "must be at least 1".to_owned());
         }
-        if !(1..=65535).contains(&self.lead_seconds) {
-            wrong("slurm.lead_seconds", format!("is {}; must be from 1 to 65535", self.lead_seconds));
+        if !(1..=65535).contains(&lead) {
+            wrong("slurm.lead_seconds", &lead, "must be from 1 to 65535".to_owned());
         }
         issues
     }
 
-    /// Returns the issue of a job in which the nodes have fewer GPUs than ranks, as (key, message). Each of the `ranks` ranks needs
-    /// a GPU.
-    pub fn gpu_issue(&self, ranks: usize) -> Option<(&'static str, String)> {
+    /// Returns the issue of a job in which the nodes have fewer GPUs than ranks. Each of the `ranks` ranks needs a GPU.
+    pub fn gpu_issue(&self, ranks: usize) -> Option<ConfigIssue> {
         let gpus = self.gpus_per_node;
         if gpus == 0 || self.ranks_per_node(ranks) <= gpus {
             return None;
@@ -180,30 +183,29 @@ impl Slurm {
         // The ranks are divided equally among the nodes, at the latest with one rank per node.
         let needed = (ranks.div_ceil(gpus)..=ranks).find(|nodes| ranks.is_multiple_of(*nodes))?;
         let message = format!("{ranks} ranks need {needed} nodes of {gpus} GPUs; set slurm.nodes = {needed}");
-        Some(("slurm.nodes", message))
+        Some(ConfigIssue::new("slurm.nodes", message))
     }
 
-    /// Validates the options for the jobs of `lambert submit --prep`. Each of these jobs is a single process. Returns
-    /// issues as (key, message).
-    pub fn task_issues(&self) -> Vec<(&'static str, String)> {
+    /// Validates the options for the jobs of `lambert submit --prep`. Each of these jobs is a single process.
+    pub fn task_issues(&self) -> Vec<ConfigIssue> {
         let mut issues = self.common_issues();
         if self.nodes != 1 {
-            issues.push(("slurm.nodes", format!("is {}; a preparation job uses one node", self.nodes)));
+            issues.push(ConfigIssue::of_value("slurm.nodes", self.nodes, "a preparation job uses one node"));
         }
         if self.gpus_per_node != 0 {
-            let message = format!("is {}; a preparation does not use GPUs", self.gpus_per_node);
-            issues.push(("slurm.gpus_per_node", message));
+            let message = "a preparation does not use GPUs";
+            issues.push(ConfigIssue::of_value("slurm.gpus_per_node", self.gpus_per_node, message));
         }
         if self.cpus_per_task.is_some() {
-            let message = "is set; --threads sets the CPUs of a preparation job".to_owned();
-            issues.push(("slurm.cpus_per_task", message));
+            let message = "has no effect: --threads sets the CPUs of a preparation job";
+            issues.push(ConfigIssue::new("slurm.cpus_per_task", message));
         }
         issues
     }
 
-    fn common_issues(&self) -> Vec<(&'static str, String)> {
+    fn common_issues(&self) -> Vec<ConfigIssue> {
         let mut issues = Vec::new();
-        let mut wrong = |key, message: String| issues.push((key, message));
+        let mut wrong = |key: &str, message: String| issues.push(ConfigIssue::new(key, message));
         if let Some(time) = self.time.as_deref().filter(|time| time_limit(time).is_none()) {
             let forms = "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS[:MINUTES[:SECONDS]]";
             wrong("slurm.time", format!("{time:?} is not a Slurm time: expected {forms}"));
@@ -316,13 +318,13 @@ mod tests {
     fn issues(change: impl FnOnce(&mut Slurm)) -> String {
         let mut slurm = Slurm::default();
         change(&mut slurm);
-        slurm.issues(4).into_iter().map(|(key, message)| format!("{key}: {message}\n")).collect()
+        slurm.issues(4).into_iter().map(|issue| format!("{issue}\n")).collect()
     }
 
     #[test]
     fn each_rank_needs_a_gpu() {
         let issue = |nodes, gpus_per_node, ranks| Slurm { nodes, gpus_per_node, ..Slurm::default() }.gpu_issue(ranks);
-        let message = |nodes, gpus, ranks| issue(nodes, gpus, ranks).map(|(key, message)| format!("{key}: {message}"));
+        let message = |nodes, gpus, ranks| issue(nodes, gpus, ranks).map(|issue| issue.to_string());
         for (nodes, gpus, ranks) in [(1, 0, 1024), (128, 8, 1024), (256, 8, 1024), (2, 4, 8), (1, 8, 4)] {
             assert_eq!(issue(nodes, gpus, ranks), None, "{nodes} nodes, {gpus} GPUs, {ranks} ranks");
         }
@@ -337,19 +339,19 @@ mod tests {
         let text = issues(|slurm| slurm.time = Some("1h".into()));
         assert!(text.starts_with("slurm.time: \"1h\" is not a Slurm time: expected MINUTES, "), "{text}");
         let text = issues(|slurm| slurm.time = Some("2".into()));
-        assert_eq!(text, "slurm.lead_seconds: is 120; must be less than the time limit \"2\"\n");
+        assert_eq!(text, "slurm.lead_seconds = 120: must be less than the time limit \"2\"\n");
         let text = issues(|slurm| slurm.exclude_hours = -1.0);
-        assert_eq!(text, "slurm.exclude_hours: is -1; must be a number of hours, or 0\n");
+        assert_eq!(text, "slurm.exclude_hours = -1: must be a number of hours, or 0\n");
         assert_eq!(issues(|slurm| slurm.exclude_hours = 0.0), "");
-        assert_eq!(issues(|slurm| slurm.cpus_per_task = Some(0)), "slurm.cpus_per_task: is 0; must be at least 1\n");
+        assert_eq!(issues(|slurm| slurm.cpus_per_task = Some(0)), "slurm.cpus_per_task = 0: must be at least 1\n");
         let prep =
             Slurm { nodes: 2, gpus_per_node: 1, cpus_per_task: Some(1), time: Some("1h".into()), ..Slurm::default() };
-        let keys: Vec<_> = prep.task_issues().into_iter().map(|(key, _)| key).collect();
+        let keys: Vec<_> = prep.task_issues().into_iter().map(|issue| issue.key).collect();
         assert_eq!(keys, ["slurm.time", "slurm.nodes", "slurm.gpus_per_node", "slurm.cpus_per_task"]);
         let short = Slurm { time: Some("1".into()), ..Slurm::default() };
         assert_eq!(short.task_issues(), [], "preparations save no checkpoints");
         let text = issues(|slurm| slurm.nodes = 3);
-        assert!(text.starts_with("slurm.nodes: is 3; each node has the same number of ranks"), "{text}");
+        assert!(text.starts_with("slurm.nodes = 3: must divide cluster.ranks (4)"), "{text}");
         let text = issues(|slurm| slurm.export = vec!["HF_HOME".into(), "AWS_SECRET_ACCESS_KEY".into(), "a b".into()]);
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.contains("AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"), "{text}");

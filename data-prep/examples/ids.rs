@@ -1,4 +1,4 @@
-//! Reads one JSON string per line and prints its token ids as a JSON list: `ids VOCABULARY cased|uncased`.
+//! Reads one JSON string per line and prints its token IDs as a JSON list: `ids VOCABULARY cased|uncased`.
 
 use std::io::{BufRead, Write};
 

@@ -1,7 +1,7 @@
 //! Dataset preparation. Turns a corpus into two datasets, `train` and `held-out`.
 //!
 //! ```text
-//! files -> documents -> sentences -> token ids     (any number of threads and parts; `tokenize`)
+//! files -> documents -> sentences -> token IDs     (any number of threads and parts; `tokenize`)
 //!       -> buckets of documents -> samples         (`buckets`, `crate::samples`)
 //!       -> globally shuffled samples -> shards     (`shards`)
 //!       -> manifests                               (`finish`)
@@ -65,7 +65,7 @@ use shards::SortedSamples;
 /// Default memory budget, bytes.
 pub const DEFAULT_MEMORY: u64 = 2 << 30;
 
-/// Memory per token of a bucket while samples are generated, bytes: the token id and a share of the document index.
+/// Memory per token of a bucket while samples are generated, bytes: the token ID and a share of the document index.
 const BYTES_PER_BUCKET_TOKEN: u64 = 5;
 
 /// Resources and scope of a preparation job. They have no effect on the bytes of the datasets.

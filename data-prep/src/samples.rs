@@ -22,7 +22,7 @@ pub struct SamplingRules<'a> {
     pub weight: &'a dyn Fn(DocumentId) -> usize,
 }
 
-/// Receives a finished sample: token ids, start of the second segment (0: none), pair label.
+/// Receives a finished sample: token IDs, start of the second segment (0: none), pair label.
 pub type EmitSample<'a> = dyn FnMut(&[u32], u16, u8) + 'a;
 
 /// Generates all samples of the documents of `bucket`, one pass after another.

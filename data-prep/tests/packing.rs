@@ -14,7 +14,7 @@ const STOP: u32 = 5;
 const WORDS: u32 = 3_100;
 const LENGTH: usize = 64;
 
-/// A vocabulary of whole words, so that text and token ids correspond.
+/// A vocabulary of whole words, so that text and token IDs correspond.
 fn vocabulary(folder: &Path) -> std::path::PathBuf {
     let words: String = (0..WORDS).map(|word| format!("w{word}\n")).collect();
     let path = folder.join("vocab.txt");
@@ -22,7 +22,7 @@ fn vocabulary(folder: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Documents as lists of sentences of token ids. The first word of every sentence identifies the document.
+/// Documents as lists of sentences of token IDs. The first word of every sentence identifies the document.
 fn documents(count: u64, longest: u64) -> Vec<Vec<Vec<u32>>> {
     let document = |number: u64| {
         let mut rng = Key::new(9).with(number).rng();

@@ -31,7 +31,7 @@ fn invalid_bytes_in_json_lines_are_refused_or_replaced() {
     assert_eq!((manifest.counts.documents, manifest.counts.rejected["jsonl: bad line"]), (1, 1));
 }
 
-/// Python writes NaN, and half of a character as an escape. Other writers have null for a missing text.
+/// Python writes NaN, and a lone surrogate as an escape. Other writers have null for a missing text.
 #[test]
 fn json_lines_of_other_programs_are_read() {
     let corpus = Corpus::new();
@@ -45,7 +45,7 @@ fn json_lines_of_other_programs_are_read() {
     let mut source = corpus.source("a.jsonl", lines.as_bytes(), "auto");
     source.field = "doc.text".to_owned();
     let message = corpus.prepare(vec![source.clone()]).unwrap_err().to_string();
-    assert!(message.contains("without half of a character"), "{message}");
+    assert!(message.contains("without lone surrogates"), "{message}");
     source.invalid = Invalid::Replace;
     let counts = corpus.prepare(vec![source]).unwrap().counts;
     assert_eq!((counts.documents, counts.rejected["jsonl: row without text"]), (3, 1), "{counts:?}");

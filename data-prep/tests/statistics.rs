@@ -14,10 +14,10 @@ use lambert_dataset::tokenizer::Tokenizer;
 const LENGTH: usize = 128;
 const SHORT: f64 = 0.1;
 
-/// Documents as lists of sentences of token ids.
+/// Documents as lists of sentences of token IDs.
 type Corpus = Vec<Vec<Vec<u32>>>;
 
-/// Writes the sentences of the English books, 400 per document, in Google's format. Returns their token ids.
+/// Writes the sentences of the English books, 400 per document, in Google's format. Returns their token IDs.
 fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
     let books = source(&corpora.join("books/en"), "text", Documents::File);
     let (mut text, mut documents) = (String::new(), Corpus::new());

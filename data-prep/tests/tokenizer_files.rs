@@ -1,4 +1,4 @@
-//! Byte-level BPE and Unigram: token ids equal those of the tokenizers library of Python. tests/golden/tokenizer_files.py
+//! Byte-level BPE and Unigram: token IDs equal those of the tokenizers library of Python. tests/golden/tokenizer_files.py
 //! wrote the tokenizers and the expected ids.
 
 use lambert_dataset::random::Key;
@@ -245,7 +245,7 @@ fn files_that_contradict_themselves_are_refused() {
     }
 }
 
-/// The classes of transformers differ in the inputs that they return without this key.
+/// The transformers classes differ in the inputs that they return without this key.
 #[test]
 fn exports_name_the_inputs_of_the_model() {
     let vocabulary = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n".to_vec();

@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lambert_progress::terminal::{self, LOG_FILTER, has_colours, is_quiet, show, suspend};
+use lambert_progress::terminal::{self, LOG_FILTER, has_colors, is_quiet, show, suspend};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -31,7 +31,7 @@ pub use queue::{Bar, BarState};
 use queue::{OutputQueue, Sink};
 
 /// Maximum number of queued bytes per stream.
-const LONGEST: usize = 1 << 20;
+const MAX_QUEUED_BYTES: usize = 1 << 20;
 /// Target of the JSON lines that are not log lines. `RUST_LOG` does not filter them.
 const OUTPUT: &str = "output";
 /// Log filter of a quiet command.
@@ -62,8 +62,8 @@ static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 /// The system cannot start a thread.
 pub fn detach() -> io::Result<()> {
     if DETACHED.get().is_none() {
-        let output = OutputQueue::start("stdout", LONGEST, Output { closed: false })?;
-        let error = OutputQueue::start("stderr", LONGEST, Errors { bar: None })?;
+        let output = OutputQueue::start("stdout", MAX_QUEUED_BYTES, Output { closed: false })?;
+        let error = OutputQueue::start("stderr", MAX_QUEUED_BYTES, Errors { bar: None })?;
         let _ = DETACHED.set(Detached { output, error });
     }
     Ok(())
@@ -314,7 +314,7 @@ pub fn begin(format: LogFormat, is_quiet: bool) {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_target(false);
     // A second call has no effect: the first subscriber stays.
     let _ = match format {
-        LogFormat::Text => lines.with_ansi(has_colours()).try_init(),
+        LogFormat::Text => lines.with_ansi(has_colors()).try_init(),
         LogFormat::Json => lines.json().try_init(),
     };
 }

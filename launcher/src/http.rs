@@ -17,7 +17,7 @@ const HEAD: Duration = Duration::from_secs(5);
 /// Maximum lifetime of a connection. After this time the client reconnects.
 const WHOLE: Duration = Duration::from_secs(3600);
 /// Maximum size of the headers of a request, bytes.
-const LONGEST_HEAD: usize = 16 << 10;
+const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// Marks a connection on which a client has proved that it belongs to the run. Handlers get the mark of the connection
 /// of a request as an extension.
@@ -86,7 +86,7 @@ async fn connection(socket: TcpStream, routes: Router) -> Result<(), hyper::Erro
     hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .max_buf_size(LONGEST_HEAD)
+        .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(socket), TowerToHyperService::new(routes))
         .await
 }

@@ -1,4 +1,4 @@
-//! Log directories for worker output on each host. The output is also forwarded to the coordinator.
+//! Log folders for worker output on each host. The output is also forwarded to the coordinator.
 //!
 //! - [`reader`]: reads the logs of an attempt on this host
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use lambert_config::run::Cluster;
 use lambert_store::host_paths;
 
-/// Log directory of an attempt of the run at `url`. `None` if logging to files is disabled.
+/// Log folder of an attempt of the run at `url`. `None` if logging to files is disabled.
 pub fn folder(cluster: &Cluster, url: &str, attempt: u32) -> Option<PathBuf> {
     let logs = match cluster.log_folder.as_str() {
         Cluster::NO_LOGS => return None,

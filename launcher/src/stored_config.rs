@@ -8,7 +8,7 @@ use lambert_store::{Store, checkpoint};
 use crate::failure::Failure;
 
 /// Maximum size of a configuration, bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 #[error("{url}/{CONFIG} is not UTF-8")]
@@ -18,7 +18,7 @@ struct NotText {
 
 /// Reads the text of the stored configuration. Returns `None` if the store contains no run.
 pub fn text(store: &Store) -> Result<Option<String>, Failure> {
-    match store.get_at_most(CONFIG, LONGEST) {
+    match store.get_at_most(CONFIG, MAX_CONFIG_BYTES) {
         Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
             Ok(text) => Ok(Some(text)),
             Err(_) => Err(Failure::failed(NotText { url: store.url().to_owned() })),
@@ -37,7 +37,7 @@ pub fn has_checkpoints(store: &Store) -> bool {
 pub fn parse(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
     let mut config: RunConfig = Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))?;
     if let Some(teacher) = &mut config.objective.teacher
-        && let Ok(bytes) = store.get_at_most(TEACHER_INFO, LONGEST)
+        && let Ok(bytes) = store.get_at_most(TEACHER_INFO, MAX_CONFIG_BYTES)
     {
         let origin = format!("{}/{TEACHER_INFO}", store.url());
         teacher.info = Some(Box::new(TeacherInfo::parse(&String::from_utf8_lossy(&bytes), &origin)?));

@@ -1,4 +1,4 @@
-//! Tests of runs that start from a folder of transformers, and of `lambert eval --text`, with a script in place of the worker.
+//! Tests of runs that start from a transformers folder, and of `lambert eval --text`, with a script in place of the worker.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 

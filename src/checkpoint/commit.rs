@@ -43,7 +43,7 @@ pub enum SaveOutcome {
     Failed(String),
     /// The weights of the ranks differ.
     ReplicasDiffer(ReplicaMismatch),
-    /// A tensor has an element that is not finite. The text names the tensor and the rank.
+    /// A tensor has a non-finite element. The text names the tensor and the rank.
     NotFinite(String),
     /// Permanent failure: this attempt cannot save any more.
     Permanent(String),
@@ -76,7 +76,7 @@ pub struct RankEntries {
 enum WriteFailure {
     /// A store error, possibly transient.
     Store(String),
-    /// A tensor has an element that is not finite.
+    /// A tensor has a non-finite element.
     NotFinite(String),
 }
 

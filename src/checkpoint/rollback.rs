@@ -33,14 +33,14 @@ pub fn target(planned: RollbackPoint, run: &Store, loaded: Option<&str>, keep: u
         NextStart::AsPlanned => as_planned(None),
         NextStart::FurtherBack { last_kept, start } => {
             let note = format!(
-                "the run diverged from {name} before; the next attempt starts one checkpoint further back, from {}",
+                "the run has already diverged after {name}; the next attempt starts one checkpoint earlier, from {}",
                 start.name()
             );
             RollbackTarget { last_kept, note: Some(note) }
         }
         NextStart::NoEarlier => as_planned(Some(format!(
-            "the run diverged from {name} before and no earlier checkpoint is left (checkpoint.keep = {keep}); the next \
-             attempt starts from it again"
+            "the run has already diverged after {name}, and no earlier checkpoint is left (checkpoint.keep = {keep}); the \
+             next attempt starts from {name} again"
         ))),
     })
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Interval of ticks.
 const TICK: Duration = Duration::from_secs(1);
 /// Longest time between two ticks that counts in full. A busy host may delay a tick by seconds.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_TICK: Duration = Duration::from_secs(5);
 
 /// Time since the clock was started, without suspensions.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl RunningClock {
     /// Starts the clock and a thread for its ticks. Without the thread, suspensions count.
     pub fn start() -> Self {
         let state =
-            Arc::new(Mutex::new(ClockState { last: Instant::now(), counted: Duration::ZERO, longest: LONGEST }));
+            Arc::new(Mutex::new(ClockState { last: Instant::now(), counted: Duration::ZERO, longest: MAX_TICK }));
         let ticked = Arc::downgrade(&state);
         if let Err(error) = std::thread::Builder::new().name("clock".to_owned()).spawn(move || tick(&ticked)) {
             tracing::warn!("suspensions count towards the time limits of saves: cannot start a thread: {error}");
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_suspension_does_not_count() {
         let begun = Instant::now();
-        let mut state = ClockState { last: begun, counted: Duration::ZERO, longest: LONGEST };
+        let mut state = ClockState { last: begun, counted: Duration::ZERO, longest: MAX_TICK };
         let mut now = begun;
         for _ in 0..600 {
             now += TICK;
@@ -88,8 +88,8 @@ mod tests {
         }
         assert_eq!(state.counted, 600 * TICK);
         now += Duration::from_secs(3600);
-        assert_eq!(state.advance(now), 600 * TICK + LONGEST);
-        assert_eq!(state.advance(begun), 600 * TICK + LONGEST, "an earlier time adds nothing");
+        assert_eq!(state.advance(now), 600 * TICK + MAX_TICK);
+        assert_eq!(state.advance(begun), 600 * TICK + MAX_TICK, "an earlier time adds nothing");
     }
 
     #[test]

@@ -32,14 +32,13 @@ impl TeacherRecord {
         let ours = Self::of(config)?;
         if ours.weights_sha256 != self.weights_sha256 {
             return Some(format!(
-                "it was trained with another teacher: objective.teacher has weights with SHA-256 {}, that teacher {}",
+                "it was trained with a different teacher: objective.teacher has weights with SHA-256 {}, the checkpoint records {}",
                 ours.weights_sha256, self.weights_sha256
             ));
         }
         let is_other = ours.model.zip(self.model.as_ref()).is_some_and(|(ours, theirs)| !ours.computes_like(theirs));
         is_other.then(|| {
-            "it was trained with another teacher: that of objective.teacher has the same weights, but another configuration of its \
-             encoder"
+            "it was trained with a different teacher: objective.teacher has the same weights, but a different encoder configuration"
                 .to_owned()
         })
     }
@@ -79,9 +78,9 @@ mod tests {
         let same = Model { dropout: 0.0, precision: Precision::Bf16, ..Model::default() };
         assert_eq!(record.incompatibility(&with(same)), None);
         let why = record.incompatibility(&with(Model { heads: 6, ..Model::default() })).unwrap();
-        assert!(why.contains("the same weights, but another configuration"), "{why}");
+        assert!(why.contains("the same weights, but a different encoder configuration"), "{why}");
         let why = record.incompatibility(&config(Some("b"))).unwrap();
-        assert!(why.contains("objective.teacher has weights with SHA-256 b, that teacher a"), "{why}");
+        assert!(why.contains("objective.teacher has weights with SHA-256 b, the checkpoint records a"), "{why}");
         assert_eq!(TeacherRecord::of(&config(None)), None);
     }
 

@@ -68,7 +68,7 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// Arranges `samples` as `plan` says. Padding has the token id `padding`.
+    /// Arranges `samples` as `plan` says. Padding has the token ID `padding`.
     pub fn new(plan: &MicroBatchPlan, padding: u32, samples: &[MaskedSample]) -> Self {
         let (rows, seq_len) = (samples.len(), plan.width);
         let mut batch = Self {
@@ -100,7 +100,7 @@ impl MicroBatch {
         batch
     }
 
-    /// Stacks `samples` and pads them to `seq_len` with the token id 0. `sample_indices` are the indices of the samples in
+    /// Stacks `samples` and pads them to `seq_len` with the token ID 0. `sample_indices` are the indices of the samples in
     /// the global batch.
     pub fn padded(sample_indices: &[usize], seq_len: usize, samples: &[MaskedSample]) -> Self {
         let (tokens, layout) = (samples.len() * seq_len, Layout::Padded);

@@ -23,7 +23,7 @@ pub struct CudaDevice {
     index: usize,
     driver: Arc<Driver>,
     kernels: Arc<LoadedKernels>,
-    /// True if the flash attention of libtorch supports the GPU.
+    /// True if libtorch's flash attention supports the GPU.
     has_flash_attention: bool,
     /// Stream for host-to-device copies of micro-batches.
     upload_stream: Mutex<CopyStream>,

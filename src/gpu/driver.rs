@@ -70,7 +70,7 @@ type LaunchKernel = unsafe extern "C" fn(
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const COMPUTE_CAPABILITY: [c_int; 2] = [75, 76];
 
-/// The loaded driver library. It is never unloaded: threads of CUDA run its code.
+/// The loaded driver library. It is never unloaded: CUDA threads run its code.
 pub struct Driver {
     library: std::mem::ManuallyDrop<Library>,
 }
@@ -110,7 +110,7 @@ impl Driver {
     /// The driver is missing or cannot be initialized. [`DriverError::has_no_device`] is true if the machine has no
     /// GPU.
     pub fn open() -> Result<Self, DriverError> {
-        // SAFETY: this is the driver library of NVIDIA, whose initializers have no preconditions.
+        // SAFETY: this is NVIDIA's driver library, whose initializers have no preconditions.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) };
         let library = library.map_err(|error| DriverError::Absent(error.to_string()))?;
         let driver = Self { library: std::mem::ManuallyDrop::new(library) };

@@ -31,13 +31,13 @@ pub enum DeviceError {
         /// Directories searched.
         searched: Vec<PathBuf>,
     },
-    /// The version of libtorch cannot be determined.
+    /// The libtorch version cannot be determined.
     #[error("cannot read the libtorch version for {}: version.py is missing or incomplete", folder.display())]
     LibtorchVersionUnknown {
         /// Directory.
         folder: PathBuf,
     },
-    /// The version of libtorch differs from the version that this program links to.
+    /// The libtorch version differs from the version that this program links to.
     #[error("libtorch in {} is {version}; install {expected_version}, or set device.libtorch to a folder that has it", folder.display())]
     LibtorchVersionMismatch {
         /// Directory.

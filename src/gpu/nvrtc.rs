@@ -205,7 +205,7 @@ impl Nvrtc {
 }
 
 fn load(path: &Path) -> Result<Library, CompileError> {
-    // SAFETY: this is a library of NVIDIA, whose initializers have no preconditions.
+    // SAFETY: this is an NVIDIA library, whose initializers have no preconditions.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     library.map_err(|source| CompileError::Load { path: path.to_owned(), source })
 }

@@ -5,7 +5,7 @@
 //! - [`Cuda`]: kernels of GPUs, hand-written (cuda/kernels.cu) or libtorch operations
 //! - [`snapshot`]: asynchronous device-to-host copies
 //! - `cross_entropy`: targets and result of the cross-entropy over the vocabulary
-//! - `soft_targets`: loss of the soft targets of a teacher, with operations of libtorch
+//! - `soft_targets`: loss of the soft targets of a teacher, with libtorch operations
 //! - `Reference`: plain libtorch operations on any device, the slow baseline of the tests
 
 mod cross_entropy;

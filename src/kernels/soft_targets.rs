@@ -21,7 +21,7 @@ pub struct SoftTargetGradient {
     pub gradient: Tensor,
 }
 
-/// Implements [`Kernels::soft_targets`](super::Kernels::soft_targets) with single operations of libtorch. The gradient is f32.
+/// Implements [`Kernels::soft_targets`](super::Kernels::soft_targets) with single libtorch operations. The gradient is f32.
 pub fn with_operations([student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetGradient {
     let SoftTargetParams { vocabulary, temperature, weights } = *params;
     let softened = |logits: &Tensor| {

@@ -226,7 +226,7 @@ fn settings() -> Vec<(&'static str, Settings)> {
 }
 
 fn reference() -> Reference {
-    // Parallel tests would compete for the threads of libtorch.
+    // Parallel tests would compete for the libtorch threads.
     tch::set_num_threads(1);
     Reference::new(Device::Cpu)
 }

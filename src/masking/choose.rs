@@ -10,11 +10,11 @@ use super::draws::Draws;
 
 /// Maximum number of words per span. `SPAN_STOPS` is the parameter of the geometric distribution of span
 /// lengths (arXiv 1907.10529, section 3.1).
-pub const LONGEST_SPAN: u64 = 10;
+pub const MAX_SPAN_WORDS: u64 = 10;
 const SPAN_STOPS: f64 = 0.2;
 
 /// Maximum number of words of an n-gram.
-pub const LONGEST_NGRAM: usize = 3;
+pub const MAX_NGRAM_WORDS: usize = 3;
 
 /// Position of a selected token, and the number of its replacement group. One random draw
 /// decides how all tokens of a group are replaced.
@@ -94,7 +94,7 @@ fn select_ngrams(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rn
         && let Some(start) = draws.next(rng)
     {
         let is_adjacent = |word: &usize| words[*word].start == words[*word - 1].end;
-        let longest = 1 + (start + 1..words.len()).take(LONGEST_NGRAM - 1).take_while(is_adjacent).count();
+        let longest = 1 + (start + 1..words.len()).take(MAX_NGRAM_WORDS - 1).take_while(is_adjacent).count();
         let room = max_tokens - selected.len();
         let tokens = |count: usize| usize::from(words[start + count - 1].end - words[start].start);
         let drawn = ngram_length(longest, rng);
@@ -121,10 +121,10 @@ pub fn ngram_length(longest: usize, rng: &mut Rng) -> usize {
 }
 
 /// Draws the number of words of a span from a geometric distribution. Draws again if the number is
-/// above [`LONGEST_SPAN`]. The mean is 3.8.
+/// above [`MAX_SPAN_WORDS`]. The mean is 3.8.
 pub fn span_length(rng: &mut Rng) -> u64 {
     loop {
-        let length = (1..=LONGEST_SPAN).find(|_| rng.chance(SPAN_STOPS));
+        let length = (1..=MAX_SPAN_WORDS).find(|_| rng.chance(SPAN_STOPS));
         if let Some(length) = length {
             return length;
         }

@@ -45,7 +45,7 @@ impl MaskVocab {
 pub struct MaskedToken {
     /// Index in the sample.
     pub position: u16,
-    /// Original token id.
+    /// Original token ID.
     pub label: u32,
 }
 

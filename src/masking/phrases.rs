@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-/// Phrases as sequences of token ids, in a prefix tree.
+/// Phrases as sequences of token IDs, in a prefix tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Phrases {
-    /// Child of a node by token id. Node 0 is the root.
+    /// Child of a node by token ID. Node 0 is the root.
     children: HashMap<(u32, u32), u32>,
     /// For each node, true if a phrase ends there.
     ends: Vec<bool>,

@@ -2,7 +2,7 @@ mod span_targets;
 
 use lambert_config::run::MaskUnit;
 
-use super::choose::{LONGEST_NGRAM, LONGEST_SPAN, ngram_length, span_length};
+use super::choose::{MAX_NGRAM_WORDS, MAX_SPAN_WORDS, ngram_length, span_length};
 use super::*;
 
 /// A vocabulary of 1,000 tokens. Every third token from 500 on continues a word.
@@ -173,7 +173,7 @@ fn whole_words_are_masked_together() {
 #[test]
 fn span_lengths_match_paper_and_spans_share_a_replacement() {
     let mut rng = Key::new(2).rng();
-    let mut lengths = [0_u64; LONGEST_SPAN as usize + 1];
+    let mut lengths = [0_u64; MAX_SPAN_WORDS as usize + 1];
     (0..1_000_000).for_each(|_| lengths[span_length(&mut rng) as usize] += 1);
     let all: f64 = (1..=10).map(|length| 0.2 * 0.8_f64.powi(length - 1)).sum();
     for length in 1..=10 {
@@ -196,8 +196,8 @@ fn span_lengths_match_paper_and_spans_share_a_replacement() {
 #[test]
 fn ngrams_have_one_to_three_words_with_probabilities_of_one_over_n() {
     let mut rng = Key::new(2).rng();
-    for longest in 1..=LONGEST_NGRAM {
-        let mut lengths = [0_u64; LONGEST_NGRAM + 1];
+    for longest in 1..=MAX_NGRAM_WORDS {
+        let mut lengths = [0_u64; MAX_NGRAM_WORDS + 1];
         (0..1_000_000).for_each(|_| lengths[ngram_length(longest, &mut rng)] += 1);
         let all: f64 = (1..=longest).map(|length| 1.0 / length as f64).sum();
         for (length, count) in lengths.iter().enumerate().take(longest + 1).skip(1) {

@@ -130,7 +130,7 @@ impl SelfAttention {
                 .attention(scores.softmax(-1, None), self.site(LayerDropout::AttentionWeights))
                 .matmul(&heads(&value))
         } else {
-            // The fused kernels of libtorch do not store the attention weights.
+            // libtorch's fused kernels do not store the attention weights.
             let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
             let [q, k, v] = [&query, &key, &value].map(heads);
             Tensor::scaled_dot_product_attention(&q, &k, &v, mask(), dropped, false, None, false)

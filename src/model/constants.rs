@@ -58,7 +58,7 @@ fn near(ids: &Tensor, mask: Option<&Tensor>, reach: usize) -> Tensor {
     }
 }
 
-/// Elements to which the rows of a mask are aligned in memory. The fused attention kernels of CUDA need aligned rows; without them,
+/// Elements to which the rows of a mask are aligned in memory. The fused CUDA attention kernels need aligned rows; without them,
 /// libtorch copies the mask in each layer.
 const ROW_ALIGNMENT: i64 = 16;
 

@@ -1,5 +1,5 @@
 //! Keyed dropout: the dropout masks are a pure function of seed, step, sample and dropout site. The masks do not depend
-//! on the number of ranks or on the partition into micro-batches. On the CPU, the random generator of libtorch is a
+//! on the number of ranks or on the partition into micro-batches. On the CPU, the libtorch random generator is a
 //! single sequential stream. With that generator, dropout took an eighth of the time of a step.
 
 use lambert_dataset::random::Key;

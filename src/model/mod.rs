@@ -173,7 +173,7 @@ fn activate(x: &Tensor, activation: Activation) -> Tensor {
     }
 }
 
-/// As [`Kernels::gate`], with single operations of libtorch.
+/// As [`Kernels::gate`], with single libtorch operations.
 pub(crate) fn gated(x: &Tensor, activation: Activation) -> Tensor {
     let halves = x.chunk(2, -1);
     activate(&halves[0], activation) * &halves[1]
@@ -201,7 +201,7 @@ pub struct Encoder {
     /// Normalization after the last layer, if the network has one.
     final_norm: Option<Normalization>,
     dropout: DropoutRates,
-    /// True if attention uses fused kernels, which draw dropout from the random generator of libtorch.
+    /// True if attention uses fused kernels, which draw dropout from the libtorch random generator.
     uses_fused_attention: bool,
     kernels: Arc<dyn Kernels>,
     /// True if the backward pass recomputes activations instead of storing them.

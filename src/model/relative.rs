@@ -42,7 +42,7 @@ pub fn by_distance(x: &Tensor, table: &Tensor) -> Tensor {
     by_head.matmul(&table.permute([1, 2, 0]))
 }
 
-/// Returns the attention weights without dropout, with single operations of libtorch
+/// Returns the attention weights without dropout, with single libtorch operations
 /// ([`Kernels::relative_softmax`](crate::kernels::Kernels::relative_softmax)).
 pub fn softmax(scores: &RelativeScores<'_>, mask: Option<&Tensor>) -> Tensor {
     let batch = scores.contents.size()[0];

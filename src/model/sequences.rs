@@ -98,7 +98,7 @@ impl Sequences {
 
     /// Returns softmax(Q K^T / sqrt(head size)) V within each sample, \[1, tokens, heads, head size\]. Queries, keys and values
     /// have the same shape. A token attends to tokens at a distance of at most `reach`. `dropped` is the dropout probability of
-    /// the attention weights, with draws from the random generator of libtorch.
+    /// the attention weights, with draws from the libtorch random generator.
     pub fn attention(&self, [query, key, value]: [&Tensor; 3], reach: Option<usize>, dropped: f64) -> Tensor {
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         let reach = reach.map(|reach| reach as i64).filter(|reach| *reach < longest - 1);

@@ -44,7 +44,7 @@ impl LambTensor {
         if self.decays { DECAY } else { 0.0 }
     }
 
-    /// Update of `FusedLAMB` in Apex, with the arguments of the BERT recipe of NVIDIA: bias correction, and a trust
+    /// Update of `FusedLAMB` in Apex, with the arguments of NVIDIA's BERT recipe: bias correction, and a trust
     /// ratio without bounds. The trust ratio applies only to tensors with weight decay. With `everywhere`, it applies
     /// to all tensors (`use_nvlamb` in Apex). `gradients` are already clipped to a global norm of 1. Returns the trust
     /// ratio.

@@ -18,7 +18,7 @@ use crate::torch;
 
 /// Coefficients of the polynomial of an iteration, `a X + b A X + c A A X` with `A = X X^T`.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
-/// Smallest norm of a momentum by which the momentum is divided.
+/// Lower bound on the norm that a momentum is divided by.
 const EPS: f64 = 1e-7;
 
 /// Parameter that Muon updates.

@@ -38,7 +38,7 @@ impl SpikeHistory {
         self.norms.clear();
     }
 
-    /// Adds a step. Returns true if its loss or its gradient norm is a spike. A value that is not finite is a spike.
+    /// Adds a step. Returns true if its loss or its gradient norm is a spike. A non-finite value is a spike.
     pub fn add(&mut self, loss: f64, norm: f64) -> bool {
         let is_spike = add(&mut self.losses, loss) | add(&mut self.norms, norm);
         self.steps += 1;

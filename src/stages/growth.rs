@@ -342,7 +342,7 @@ mod tests {
         grow(&mut state, of(&model, 4), &Growth::default()).unwrap();
         assert_eq!(read(&state, Buffer::Weights, "model.layers.2.attn_norm.weight"), [1.0; 16]);
         assert_eq!(read(&state, Buffer::First, "model.layers.2.attn_norm.weight"), [0.0; 16]);
-        // With other moments than zero, the bias correction would be wrong for the moments without a source.
+        // With moments other than zero, the bias correction would be wrong for the moments without a source.
         let moments = read(&state, Buffer::First, "model.layers.2.mlp_norm.weight");
         assert_eq!((moments, age(&state, 2)), (vec![0.0; 16], 0));
         assert_eq!(age(&state, 3), 70);

@@ -31,7 +31,7 @@ pub use region::Region;
 /// Number of extra elements after the gradients. The first of them is a flag that is all-reduced with the gradients.
 /// The flag is 0 if the losses of all ranks are finite. Otherwise the flag is not finite, and no rank updates its
 /// weights.
-const TAIL: usize = 32;
+const EXTRA_ELEMENTS: usize = 32;
 
 /// Training state.
 pub struct TrainState {
@@ -39,7 +39,7 @@ pub struct TrainState {
     pub step: u64,
     /// Weights.
     pub parameters: Parameters,
-    /// Gradients, f32 \[elements + TAIL\]. The backward pass accumulates into this buffer.
+    /// Gradients, f32 \[elements + EXTRA_ELEMENTS\]. The backward pass accumulates into this buffer.
     gradients: Tensor,
     /// First moments, f32 \[elements\].
     first: Tensor,
@@ -75,7 +75,7 @@ impl TrainState {
     pub fn new(mut parameters: Parameters) -> Self {
         let elements = elements(parameters.specs());
         let zeros = |count: usize| parameters.kernels.zeros(&[count as i64], Kind::Float);
-        let (gradients, first, second) = (zeros(elements + TAIL), zeros(elements), zeros(elements));
+        let (gradients, first, second) = (zeros(elements + EXTRA_ELEMENTS), zeros(elements), zeros(elements));
         parameters.attach(&gradients);
         Self {
             step: 0,
@@ -122,29 +122,29 @@ impl TrainState {
         }
     }
 
-    /// Sets the gradients and the tail elements to zero.
+    /// Sets the gradients and the extra elements to zero.
     pub fn clear_gradients(&mut self) {
         let _ = self.gradients.zero_();
     }
 
-    /// Adds `number`, f32 \[\], to the first tail element, which is all-reduced with the gradients.
-    pub fn add_to_tail(&mut self, number: &Tensor) {
+    /// Adds `number`, f32 \[\], to the flag after the gradients, which is all-reduced with the gradients.
+    pub fn add_to_flag(&mut self, number: &Tensor) {
         let _ = self.gradients.narrow(0, self.elements() as i64, 1).g_add_(number);
     }
 
-    /// L2 norm of the gradients, f64 \[\]. Not finite if the first tail element is not finite.
+    /// L2 norm of the gradients, f64 \[\]. Not finite if the flag is not finite.
     pub fn gradient_norm(&self) -> Tensor {
         let elements = self.elements() as i64;
         let norm = self.kernels().norm(&self.gradients.narrow(0, 0, elements));
         norm + self.gradients.select(0, elements)
     }
 
-    /// Gradients and their tail, f32, for the all-reduce.
+    /// Gradients and extra elements, f32, for the all-reduce.
     pub fn gradients_mut(&mut self) -> &mut Tensor {
         &mut self.gradients
     }
 
-    /// Address of a range of the gradients and their tail, if the kernels permit direct access.
+    /// Address of a range of the gradients and the extra elements, if the kernels permit direct access.
     pub fn gradients_in_place(&self, range: Range<usize>) -> Option<Address> {
         assert!(range.start < range.end && range.end <= self.gradients.numel(), "gradients {range:?}");
         self.kernels().address(&self.gradients, range.start)

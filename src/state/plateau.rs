@@ -18,7 +18,7 @@ impl PlateauTracker {
         *self == Self::default()
     }
 
-    /// Adds a held-out loss and returns true at a plateau. A loss that is not finite counts as no improvement.
+    /// Adds a held-out loss and returns true at a plateau. A non-finite loss counts as no improvement.
     pub fn add_loss(&mut self, plateau: &Plateau, loss: f64) -> bool {
         let improves =
             loss.is_finite() && self.lowest.is_none_or(|lowest| loss < f64::from(lowest) - plateau.min_delta);

@@ -19,9 +19,9 @@ unsafe extern "C" {
 }
 
 /// Returns softmax(Q K^T / sqrt(head size)) V within each sample, \[tokens, heads, head size\]. Queries, keys and values have
-/// the same shape. `lengths` are the numbers of tokens of the samples, and `bounds` are their sums, i32 \[samples + 1\], from
-/// 0 on. A token attends to tokens at a distance of at most `reach`. `dropped` is the dropout probability of the attention
-/// weights. A GPU needs bf16.
+/// the same shape. `lengths` are the numbers of tokens of the samples. `bounds` are their cumulative sums, starting at
+/// 0, i32 \[samples + 1\] (cu_seqlens). A token attends to tokens at a distance of at most `reach`. `dropped` is the
+/// dropout probability of the attention weights. A GPU needs bf16.
 pub fn unpadded(
     [query, key, value]: [&Tensor; 3],
     bounds: &Tensor,

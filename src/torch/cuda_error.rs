@@ -46,7 +46,7 @@ const FATAL: [CudaError; 16] = [
     error(999, "UNKNOWN", "Unknown", "unknown error"),
 ];
 
-/// First words of the advice that follows the description of an error in a message of libtorch.
+/// First words of the advice that follows the description of an error in a libtorch message.
 const ADVICE: [&str; 5] = [
     "Search for `cudaError",
     "CUDA kernel errors might be",

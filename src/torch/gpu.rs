@@ -1,4 +1,4 @@
-//! GPU functions of libtorch: random generator, streams, memory statistics.
+//! libtorch GPU functions: random generator, streams, memory statistics.
 
 use std::cell::RefCell;
 use std::ffi::c_void;

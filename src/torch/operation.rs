@@ -30,7 +30,7 @@ unsafe extern "C" {
 }
 
 /// Maximum number of tensors that a function of an operation returns.
-const MOST: usize = 4;
+const MAX_TENSORS: usize = 4;
 
 /// A differentiable operation. Its functions run without recording a graph, possibly on other threads, but never
 /// concurrently.
@@ -94,7 +94,7 @@ unsafe fn handles(tensors: *const *const torch_sys::C_tensor, count: usize) -> V
 /// Passes tensors, or a message, to the shim.
 ///
 /// # Safety
-/// `made` has room for [`MOST`] pointers, and `said` for one.
+/// `made` has room for [`MAX_TENSORS`] pointers, and `said` for one.
 unsafe fn give(
     result: Result<Vec<Tensor>, String>,
     made: *mut *mut torch_sys::C_tensor,
@@ -104,7 +104,7 @@ unsafe fn give(
         static WHY: RefCell<CString> = RefCell::default();
     }
     let why = match result {
-        Ok(tensors) if tensors.len() <= MOST => {
+        Ok(tensors) if tensors.len() <= MAX_TENSORS => {
             let count = tensors.len() as c_int;
             for (index, tensor) in tensors.into_iter().enumerate() {
                 // SAFETY: guaranteed by the caller. The shim takes ownership of the at::Tensor.
@@ -112,7 +112,7 @@ unsafe fn give(
             }
             return count;
         }
-        Ok(tensors) => format!("an operation returned {} tensors; at most {MOST} are supported", tensors.len()),
+        Ok(tensors) => format!("an operation returned {} tensors; at most {MAX_TENSORS} are supported", tensors.len()),
         Err(why) => why,
     };
     WHY.set(CString::new(why.replace('\0', " ")).unwrap_or_default());

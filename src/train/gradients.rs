@@ -38,7 +38,7 @@ pub struct BucketedAllReduce<'a> {
     bucket: usize,
     /// True if buckets start before all gradients are final.
     overlap: bool,
-    /// Elements that are reduced, if not all gradients and the tail.
+    /// Elements that are reduced, if not all gradients and the extra elements.
     range: Option<Range<usize>>,
     /// End of the buckets started so far.
     started: usize,
@@ -108,7 +108,7 @@ impl<'a> BucketedAllReduce<'a> {
         self.reducer.as_ref().is_some_and(|reducer| reducer.supports(place)).then_some(bucket)
     }
 
-    /// Reduces the remaining buckets and the tail element, which follows the gradients. Returns when this rank has the
+    /// Reduces the remaining buckets and the flag, which follows the gradients. Returns when this rank has the
     /// sum. The sum has the same bits on all ranks.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl<'a> BucketedAllReduce<'a> {
     }
 }
 
-/// Adds this rank's gradients and the tail element to `sum`, and clears them.
+/// Adds this rank's gradients and the flag to `sum`, and clears them.
 pub fn accumulate_exact(state: &mut TrainState, sum: &mut ExactSum) {
     let kernels = state.parameters.kernels().clone();
     kernels.with_host_floats(state.gradients_mut(), &mut |values| sum.add(values));
@@ -219,7 +219,7 @@ mod tests {
                 let own: Vec<f32> =
                     (0..all).map(|i| ((i * 37 + rank * 11) % 1009) as f32 * 1.1_f32.powi(i as i32 % 90)).collect();
                 state.write(Buffer::Gradients, 0, &own);
-                state.add_to_tail(&(state.kernels().zeros(&[], tch::Kind::Float) + rank as f64));
+                state.add_to_flag(&(state.kernels().zeros(&[], tch::Kind::Float) + rank as f64));
                 if state.gradients_in_place(0..1).is_some_and(|address| address.device.is_some()) {
                     ends.reducer = Box::new(DeviceReducer(ends.reducer));
                 }
@@ -318,7 +318,7 @@ mod tests {
         ] {
             for (sum, norm) in all_reduced(kernels, bucket, overlap, &ready) {
                 assert!(sum == whole[0].0, "buckets of {bucket}");
-                // The tail element is the sum over the three ranks, 0 + 1 + 2.
+                // The flag is the sum over the three ranks, 0 + 1 + 2.
                 let square: f64 = sum.iter().map(|sum| f64::from(*sum).powi(2)).sum();
                 assert!((norm / (square.sqrt() + 3.0) - 1.0).abs() < 1e-9, "{norm}");
             }

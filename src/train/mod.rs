@@ -66,7 +66,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     let _attempt = span!("attempt", number = session.lease.attempt());
     session.control.set_phase(WorkerPhase::Load);
     let datasets = Datasets::open(&session.config, &session.store, session.size_checks())?;
-    let budgets = micro_batch_size::settle(session, group, &datasets)?;
+    let budgets = micro_batch_size::choose_for_stages(session, group, &datasets)?;
     if let Some(gpu) = session.gpu.as_ref().filter(|_| session.is_first()) {
         let capability = gpu.properties.compute_capability;
         for warning in gpu_advice::slow_settings(&session.config, session.world, capability, &budgets) {

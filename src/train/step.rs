@@ -161,7 +161,7 @@ fn gradients(
                 output
             });
         });
-        state.add_to_tail(&pending.nonfinite_flag());
+        state.add_to_flag(&pending.nonfinite_flag());
         pending
     })
 }
@@ -204,7 +204,7 @@ fn forward(
 /// Makes the gradient norm NaN on all ranks after the all-reduce, so that no rank updates its weights.
 pub fn poison_gradients(state: &mut TrainState) -> Result<(), TorchError> {
     let kernels = state.parameters.kernels().clone();
-    torch::guard(|| state.add_to_tail(&(kernels.zeros(&[], Kind::Float) + f64::NAN)))
+    torch::guard(|| state.add_to_flag(&(kernels.zeros(&[], Kind::Float) + f64::NAN)))
 }
 
 /// Runs forward passes over the given micro-batches, without dropout. Draws of tokens depend on `key`.

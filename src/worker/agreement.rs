@@ -82,7 +82,7 @@ pub enum SaveDecision {
     Failed,
     /// The weights of the ranks differ.
     ReplicasDiffer,
-    /// The state has elements that are not finite.
+    /// The state has non-finite elements.
     NotFinite,
     /// Permanent failure: this attempt cannot save any more.
     Permanent,

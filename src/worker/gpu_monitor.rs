@@ -1,7 +1,7 @@
 //! Monitoring of the GPU of a rank. A thread measures its values with NVML every few seconds and waits for Xid errors.
 //! The values are part of the reports to the coordinator and of the step records. An Xid error becomes a warning.
 //!
-//! The training thread never waits for this thread, and nobody joins it: a call of NVML may hang if the GPU is lost.
+//! The training thread never waits for this thread, and nobody joins it: an NVML call may hang if the GPU is lost.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -25,7 +25,7 @@ use crate::worker::session::Session;
 ///
 /// # Errors
 /// A stage does not fit into GPU memory.
-pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
+pub fn choose_for_stages(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
     let budget = least_free_gpu(group, session.gpu.as_ref())?;
     let data: Vec<DatasetShape> = datasets.stages.iter().map(Mixture::shape).collect();
     let (config, world, store) = (&session.config, session.world, &session.store);

@@ -18,7 +18,7 @@ struct RankNccl {
     library: String,
     /// `NCCL_*` variables in effect, as `NAME=VALUE`.
     variables: Vec<String>,
-    /// Transports to other ranks, from the log of NCCL. `None` if the user redirected that log.
+    /// Transports to other ranks, from the NCCL log. `None` if the user redirected that log.
     transports: Option<String>,
     warnings: Vec<String>,
 }
@@ -91,7 +91,7 @@ const REMOTE_ERROR: i32 = 6;
 /// Maximum length of a stored log, bytes.
 const MAX_LOG: usize = 64 << 10;
 
-/// Writes the end of NCCL's log of this rank to the store of the run, after NCCL has failed: the log has the network
+/// Writes the end of NCCL's log of this rank to the store of the run, after NCCL has failed: the log names the network
 /// devices and their errors, and disappears with the process. Errors of the store are logged.
 pub fn store_log(log: &str, store: &Store, attempt: u32, rank: usize) {
     let name = run::nccl_log(attempt, rank);

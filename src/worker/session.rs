@@ -208,7 +208,7 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
              set device.kind = \"cpu\""
         ))),
         Some(_) => match config.unpadded_gpu_issues().first() {
-            Some(issue) => Err(Error::Usage(format!("device.unpadded: {issue}"))),
+            Some(issue) => Err(Error::Usage(format!("device.unpadded = \"always\": {issue}"))),
             None => Ok(model::compute_dtype(&config.model)),
         },
     }
@@ -302,7 +302,7 @@ fn options(cluster: &Cluster) -> mpi::MpiOptions {
 /// NCCL options.
 fn nccl_options(cluster: &Cluster) -> nccl::NcclOptions {
     let (stall_timeout, join) = (stall(cluster), cluster.limits.join_seconds);
-    // The coordinator ends ranks that have not joined after `join_seconds`. The error of NCCL says more, so it comes earlier.
+    // The coordinator ends ranks that have not joined after `join_seconds`. The NCCL error says more, so it comes earlier.
     let connect_timeout = limit(join / 2.0).max(stall_timeout);
     nccl::NcclOptions { connect_timeout, stall_timeout, wire: wire(cluster), ..nccl::NcclOptions::default() }
 }

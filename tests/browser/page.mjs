@@ -75,18 +75,18 @@ async function open(page) {
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
 }
 
-/** Points and coloured pixels of each chart. */
+/** Points and colored pixels of each chart. */
 function charts() {
   return [...document.querySelectorAll(".plot")].map((plot) => {
     const canvas = plot.querySelector("canvas");
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    let coloured = 0;
+    let colored = 0;
     for (let at = 0; at < pixels.length; at += 4) {
       const [red, green, blue, alpha] = pixels.subarray(at, at + 4);
-      if (alpha > 100 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60) coloured += 1;
+      if (alpha > 100 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60) colored += 1;
     }
     const readout = document.getElementById(plot.getAttribute("aria-describedby")).textContent;
-    return { id: plot.id, points: Number(plot.dataset.points), coloured, readout };
+    return { id: plot.id, points: Number(plot.dataset.points), colored, readout };
   });
 }
 
@@ -138,7 +138,7 @@ async function everyAxis(page) {
   const drawn = [];
   for (const axis of await page.$$eval("#axis option:not([disabled])", (found) => found.map((option) => option.value))) {
     await page.selectOption("#axis", axis);
-    const last = (await page.evaluate(charts)).filter((chart) => chart.points > 0 && chart.coloured > 50);
+    const last = (await page.evaluate(charts)).filter((chart) => chart.points > 0 && chart.colored > 50);
     if (last.length > 0) drawn.push(axis);
   }
   await page.selectOption("#axis", "step");

@@ -269,7 +269,7 @@ fn gradients_of_each_family_match_the_host() {
     }
 }
 
-/// Result and gradients of the fused normalization, or of single operations of libtorch if `is_fused` is false.
+/// Result and gradients of the fused normalization, or of single libtorch operations if `is_fused` is false.
 fn normalized(kernels: &dyn Kernels, shape: [i64; 3], kind: Kind, is_fused: bool) -> Vec<f32> {
     let count = shape.iter().product::<i64>() as usize;
     let values = |seed: u64| {

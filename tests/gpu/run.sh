@@ -17,7 +17,7 @@
 #   sanitizer    the kernels under memcheck and racecheck of compute-sanitizer
 #   small        speed of a small model
 #   probe        times of single operations by torch
-#   profile      GPU time of BERT-large at 128 tokens by kernel; needs g++ and the headers of CUDA
+#   profile      GPU time of BERT-large at 128 tokens by kernel; needs g++ and the CUDA headers
 # QUICK (any value) leaves out the measurement with padding, and transformers on other samples than full128. LIMIT (default 480) is
 # the longest time of a part, seconds.
 # Prints a table at the end. Writes OUTPUT/points.json, and all logs to OUTPUT/logs.tar.gz. Exits with 1 if a point fails.

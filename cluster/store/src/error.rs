@@ -161,9 +161,9 @@ pub enum Error {
         /// Attempt number in its name.
         attempt: u32,
     },
-    /// The directory of the store was moved or removed.
+    /// The folder of the store was moved or removed.
     #[error(
-        "{operation} {url}: directory {folder} no longer exists (moved, removed or not mounted) and is \
+        "{operation} {url}: folder {folder} no longer exists (moved, removed or not mounted) and is \
          not recreated"
     )]
     FolderGone {
@@ -171,7 +171,7 @@ pub enum Error {
         operation: &'static str,
         /// URL of the object.
         url: String,
-        /// The missing directory.
+        /// The missing folder.
         folder: String,
     },
     /// The lease object is missing or was replaced. This attempt may no longer write to the run.
@@ -268,7 +268,7 @@ impl std::error::Error for Cause {}
 const SECRET_NAMES: [&str; 8] =
     ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "STORAGE_KEY", "MASTER_KEY", "SAS"];
 /// Minimum length of a secret, bytes. Shorter values are taken for ordinary words.
-const SHORTEST_SECRET: usize = 8;
+const MIN_SECRET_BYTES: usize = 8;
 
 /// Names and values of settings that were read from files.
 static SECRETS_OF_FILES: RwLock<Vec<(String, String)>> = RwLock::new(Vec::new());
@@ -284,7 +284,7 @@ pub(crate) fn redact_setting(name: &str, value: &str) {
 
 fn redact_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
     for (name, value) in variables {
-        let secret = SECRET_NAMES.iter().any(|part| name.contains(part)) && value.len() >= SHORTEST_SECRET;
+        let secret = SECRET_NAMES.iter().any(|part| name.contains(part)) && value.len() >= MIN_SECRET_BYTES;
         if secret && message.contains(&value) {
             message = message.replace(&value, &format!("[{name}]"));
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::hash::sha256;
 
 /// Maximum length of a run name in a path, bytes. (A file name can have 255 bytes.)
-const LONGEST_NAME: usize = 200;
+const MAX_NAME_BYTES: usize = 200;
 /// Number of hexadecimal digits in a directory name. They are the first digits of the SHA-256 of the run URL.
 const DIGITS: usize = 8;
 /// Prefix of the log directory of an attempt. The attempt number follows.
@@ -27,7 +27,7 @@ pub fn dataset_copies() -> PathBuf {
 /// the log directory of all runs.
 pub fn attempt_logs(logs: &Path, url: &str, attempt: u32) -> PathBuf {
     let name = Path::new(url.trim_end_matches('/')).file_name().and_then(|name| name.to_str()).unwrap_or("run");
-    let name = &name[..name.floor_char_boundary(LONGEST_NAME)];
+    let name = &name[..name.floor_char_boundary(MAX_NAME_BYTES)];
     in_logs_of_run(&logs.join(format!("{name}-{}", digits(url))), attempt)
 }
 

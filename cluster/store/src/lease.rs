@@ -23,7 +23,7 @@ pub struct Lease {
 }
 
 /// Size limit of a lease, bytes.
-const LONGEST: u64 = 64 << 10;
+const MAX_LEASE_BYTES: u64 = 64 << 10;
 
 impl Lease {
     /// Acquires the lease of a new attempt. Its attempt number is one more than the highest attempt number of all
@@ -48,7 +48,8 @@ impl Lease {
             }
         };
         let name = run::lease(lease.attempt);
-        if store.put_new(&name, lease_content(lease.attempt, ""))? || store.get_at_most(&name, LONGEST)? != lease.object
+        if store.put_new(&name, lease_content(lease.attempt, ""))?
+            || store.get_at_most(&name, MAX_LEASE_BYTES)? != lease.object
         {
             return Err(Error::NotCreateOnly { url: store.url_of(&name) });
         }
@@ -83,7 +84,7 @@ impl Lease {
     /// # Errors
     /// [`Error::NotFound`], or another store error.
     pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
-        let object = store.get_at_most(&run::lease(attempt), LONGEST)?;
+        let object = store.get_at_most(&run::lease(attempt), MAX_LEASE_BYTES)?;
         Ok(Self { store: store.clone(), attempt, object })
     }
 
@@ -144,7 +145,7 @@ impl Lease {
             return Err(Error::LeaseLost { url, attempt, newest });
         }
         // The object is read by name, because a directory listing on a shared file system can be stale.
-        match self.store.get_at_most(&run::lease(attempt), LONGEST) {
+        match self.store.get_at_most(&run::lease(attempt), MAX_LEASE_BYTES) {
             Ok(object) if object == self.object => Ok(()),
             Ok(_) => Err(Error::LeaseGone { url, attempt }),
             Err(error) if error.is_not_found() => Err(Error::LeaseGone { url, attempt }),

@@ -80,7 +80,7 @@ fn entries(folder: &Path) -> Result<Vec<Entry>> {
     for entry in read {
         let entry = entry.map_err(failed)?;
         let Some(name) = entry.file_name().to_str().filter(|name| is_usable(name)).map(String::from) else {
-            tracing::debug!("ignored {}: its name is not one of an object", entry.path().display());
+            tracing::debug!("ignored {}: not a valid object name", entry.path().display());
             continue;
         };
         let is_link = entry.file_type().map_err(failed)?.is_symlink();

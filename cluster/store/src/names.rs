@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// Maximum length of an object name, bytes. This is half of S3's limit for a key, because a key also includes the
 /// prefix of the store.
-const LONGEST: usize = 512;
+const MAX_NAME_BYTES: usize = 512;
 
 /// Checks that `name` is a plain relative object name such as `checkpoints/step-000000100-a0001/manifest.json`.
 ///
@@ -26,7 +26,7 @@ fn broken_rule(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("it is empty");
     }
-    if name.len() > LONGEST {
+    if name.len() > MAX_NAME_BYTES {
         return Some("it is longer than 512 bytes");
     }
     if name.contains("://") {

@@ -1,5 +1,6 @@
 //! Configuration errors.
 
+use std::fmt::{Display, Formatter};
 use std::path::PathBuf;
 
 /// Maximum number of issues that are listed.
@@ -10,6 +11,8 @@ pub(super) const MAX_ISSUES: usize = 100;
 pub struct ConfigIssue {
     /// Key, for example `stage.0.steps`. Empty for the whole file.
     pub key: String,
+    /// Value of the key, if the value is the problem.
+    pub value: Option<String>,
     /// Problem and expectation.
     pub message: String,
 }
@@ -17,13 +20,22 @@ pub struct ConfigIssue {
 impl ConfigIssue {
     /// Creates an issue of `key`.
     pub fn new(key: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { key: key.into(), message: message.into() }
+        Self { key: key.into(), value: None, message: message.into() }
+    }
+
+    /// Creates an issue of the value of `key`.
+    pub fn of_value(key: impl Into<String>, value: impl Display, message: impl Into<String>) -> Self {
+        Self { value: Some(value.to_string()), ..Self::new(key, message) }
     }
 }
 
-impl std::fmt::Display for ConfigIssue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.key.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.key, self.message) }
+impl Display for ConfigIssue {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match (self.key.as_str(), &self.value) {
+            ("", _) => f.write_str(&self.message),
+            (key, None) => write!(f, "{key}: {}", self.message),
+            (key, Some(value)) => write!(f, "{key} = {value}: {}", self.message),
+        }
     }
 }
 
@@ -47,8 +59,8 @@ impl ConfigKind {
     }
 }
 
-impl std::fmt::Display for ConfigKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Display for ConfigKind {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Run => "a configuration of a run (`lambert run`, with [[stage]])",
             Self::Prep => "a configuration of a preparation (`lambert prep`, with [[source]])",

@@ -77,7 +77,7 @@ fn an_issue_names_the_option_or_variable_that_set_the_value() {
     }
     assert!(message.contains("(--set list[0].share)"), "{message}");
     let message = parse("", &["number=18446744073709551615"]).unwrap_err().to_string();
-    assert!(message.contains("number: is 18446744073709551615; must be at most 9223372036854775807 (--set number)"));
+    assert!(message.contains("number = 18446744073709551615: must be at most 9223372036854775807 (--set number)"));
     let message = parse("number = 0", &[]).unwrap_err().to_string();
     assert!(message.ends_with("number: must be at least 1"), "{message}");
 }

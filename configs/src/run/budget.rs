@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub enum TokenBudget {
     /// Fixed number of tokens.
     Tokens(usize),
-    /// On a GPU, the largest number that fits into free GPU memory, at most [`TokenBudget::LARGEST_AUTO`]. If the results
+    /// On a GPU, the largest number that fits into free GPU memory, at most [`TokenBudget::MAX_AUTO`]. If the results
     /// depend on it, later attempts with the same number of GPUs use the number of the first. On a CPU,
     /// [`TokenBudget::AUTO_ON_CPU`].
     #[default]
@@ -23,7 +23,7 @@ impl TokenBudget {
     pub const AUTO_ON_CPU: usize = 4096;
     /// Largest number of tokens that `"auto"` chooses on a GPU. With half as many, a GPU that trains BERT-large is idle for
     /// 1.2 % of the time (docs/experiments/gpu-speed.md).
-    pub const LARGEST_AUTO: usize = 65_536;
+    pub const MAX_AUTO: usize = 65_536;
 
     /// Returns the fixed number of tokens, or the number that `"auto"` means on a CPU.
     pub fn on_cpu(self) -> usize {
@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for TokenBudget {
             }
 
             fn visit_i64<E: Error>(self, tokens: i64) -> Result<TokenBudget, E> {
-                let below = |_| E::custom(format!("is {tokens}; must be above 0"));
+                let below = |_| E::custom(format!("must be above 0, not {tokens}"));
                 self.visit_u64(u64::try_from(tokens).map_err(below)?)
             }
 
@@ -131,8 +131,8 @@ mod tests {
                 "\"much\"",
                 "stage.0.micro_batch_tokens: invalid value: string \"much\", expected a number of tokens, or \"auto\"",
             ),
-            ("-3", "stage.0.micro_batch_tokens: is -3; must be above 0"),
-            ("0", "stage.0.micro_batch_tokens: is 0; must be above 0"),
+            ("-3", "stage.0.micro_batch_tokens: must be above 0, not -3"),
+            ("0", "stage.0.micro_batch_tokens = 0: must be above 0"),
             (
                 "1.5",
                 "stage.0.micro_batch_tokens: invalid type: floating point `1.5`, expected a number of tokens, or \"auto\"",

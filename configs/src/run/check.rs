@@ -58,8 +58,7 @@ impl Checked for RunConfig {
         self.check_unpadded(issues);
         self.check_canonical(issues);
         self.check_machines(issues);
-        let wrong = self.slurm.issues(self.cluster.ranks);
-        issues.extend(wrong.into_iter().map(|(key, message)| ConfigIssue::new(key, message)));
+        issues.extend(self.slurm.issues(self.cluster.ranks));
         self.guard.check(issues);
         self.check_reports(issues);
         self.evaluation.check(issues);
@@ -105,18 +104,18 @@ impl RunConfig {
         if self.device.unpadded != Unpadded::Always {
             return;
         }
-        let mut wrong = |message: &str| issues.push(ConfigIssue::new("device.unpadded", message));
+        let mut wrong = |message: &str| issues.push(ConfigIssue::of_value("device.unpadded", "\"always\"", message));
         let is_keyed = match self.model.attention {
             Attention::Auto => self.device.kind != DeviceKind::Cuda,
             Attention::Keyed => true,
             Attention::Fused => false,
         };
         if self.model.position_buckets > 0 {
-            wrong("is \"always\", but relative positions (model.position_buckets) need padded samples");
+            wrong("relative positions (model.position_buckets) need padded samples");
         }
         if is_keyed && self.model.drops_attention() {
             wrong(
-                "is \"always\", whose attention dropout is not keyed: set model.attention = \"fused\" or \
+                "its attention dropout is not keyed: set model.attention = \"fused\" or \
                  model.attention_dropout = 0.0",
             );
         }
@@ -127,10 +126,8 @@ impl RunConfig {
 
     /// Reasons why a GPU cannot compute this model with `device.unpadded = "always"`.
     pub fn unpadded_gpu_issues(&self) -> Vec<&'static str> {
-        let precision = (self.model.precision != Precision::Bf16)
-            .then_some("is \"always\", which needs model.precision = \"bf16\" on a GPU");
-        let heads = (!self.has_flash_heads())
-            .then_some("is \"always\", which needs attention heads of 8, 16, ... 256 elements on a GPU");
+        let precision = (self.model.precision != Precision::Bf16).then_some("a GPU needs model.precision = \"bf16\"");
+        let heads = (!self.has_flash_heads()).then_some("a GPU needs attention heads of 8, 16, ... 256 elements");
         let is_always = self.device.unpadded == Unpadded::Always;
         precision.into_iter().chain(heads).filter(|_| is_always).collect()
     }
@@ -145,8 +142,8 @@ impl RunConfig {
         let prometheus = &self.prometheus;
         if !prometheus.address.is_empty() && prometheus.address.parse::<SocketAddr>().is_err() {
             let address = &prometheus.address;
-            let message = format!("is {address:?}; expected an IP address and a port, e.g. \"0.0.0.0:9400\"");
-            issues.push(ConfigIssue::new("prometheus.address", message));
+            let message = "expected an IP address and a port, e.g. \"0.0.0.0:9400\"";
+            issues.push(ConfigIssue::of_value("prometheus.address", format!("{address:?}"), message));
         }
         if prometheus.address.is_empty() && !prometheus.discovery_file.is_empty() {
             issues.push(ConfigIssue::new("prometheus.discovery_file", "needs prometheus.address"));
@@ -207,7 +204,7 @@ impl Model {
         for (key, value) in self.sizes() {
             positive(key, value as f64, issues);
             if value > MAX_DIMENSION {
-                issues.push(ConfigIssue::new(key, format!("is {value}; must be at most {MAX_DIMENSION}")));
+                issues.push(ConfigIssue::of_value(key, value, format!("must be at most {MAX_DIMENSION}")));
             }
         }
         if self.heads > 0 && !self.hidden.is_multiple_of(self.heads) {
@@ -253,14 +250,15 @@ impl Model {
         }
         if self.family == Family::DebertaV2 && !(2..=MAX_DIMENSION).contains(&self.position_buckets) {
             let message = format!("must be from 2 to {MAX_DIMENSION}");
-            issues.push(ConfigIssue::new("model.position_buckets", message));
+            issues.push(ConfigIssue::of_value("model.position_buckets", self.position_buckets, message));
         } else if self.position_buckets > 0 && self.positions < self.position_buckets / 2 + 2 {
-            let message =
-                format!("must be at least {}: half of model.position_buckets + 2", self.position_buckets / 2 + 2);
-            issues.push(ConfigIssue::new("model.positions", message));
+            let least = self.position_buckets / 2 + 2;
+            let message = format!("must be at least {least} (model.position_buckets / 2 + 2)");
+            issues.push(ConfigIssue::of_value("model.positions", self.positions, message));
         }
         if self.attention_window > MAX_DIMENSION {
-            issues.push(ConfigIssue::new("model.attention_window", format!("must be at most {MAX_DIMENSION}")));
+            let message = format!("must be at most {MAX_DIMENSION}");
+            issues.push(ConfigIssue::of_value("model.attention_window", self.attention_window, message));
         }
         positive("model.global_attention_every", self.global_attention_every as f64, issues);
         fraction("model.attention_output_dropout", self.attention_output_dropout.unwrap_or(0.0), issues);
@@ -275,7 +273,7 @@ impl Objective {
         positive(&key("mask_probability"), self.mask_probability, issues);
         for (name, share) in [("mask_share", self.mask_share), ("random_share", self.random_share)] {
             if !(0.0..=1.0).contains(&share) {
-                issues.push(ConfigIssue::new(key(name), format!("is {share}; must be from 0 to 1")));
+                issues.push(ConfigIssue::of_value(key(name), share, "must be from 0 to 1"));
             }
         }
         if self.mask_share + self.random_share > 1.0 {
@@ -284,8 +282,7 @@ impl Objective {
         }
         let exponent = self.mask_frequency_exponent;
         if !(0.0..=1.0).contains(&exponent) {
-            let message = format!("is {exponent}; must be from 0 to 1");
-            issues.push(ConfigIssue::new(key("mask_frequency_exponent"), message));
+            issues.push(ConfigIssue::of_value(key("mask_frequency_exponent"), exponent, "must be from 0 to 1"));
         }
         if self.phrases.is_some() && self.mask_unit == MaskUnit::Piece {
             let message = "needs a mask_unit of whole words: word, span or ngram";
@@ -305,8 +302,8 @@ impl Optimizer {
         fraction("optimizer.beta2", self.beta2, issues);
         positive("optimizer.eps", self.eps, issues);
         if self.eps > 0.0 && self.eps < f64::from(f32::MIN_POSITIVE) {
-            let message = format!("is {}; must be at least 1.2e-38: the update computes in f32", self.eps);
-            issues.push(ConfigIssue::new("optimizer.eps", message));
+            let message = "must be at least 1.2e-38, because the update computes in f32";
+            issues.push(ConfigIssue::of_value("optimizer.eps", self.eps, message));
         }
         not_negative("optimizer.weight_decay", self.weight_decay, issues);
         not_negative("optimizer.clip_norm", self.clip_norm, issues);
@@ -323,8 +320,7 @@ impl Optimizer {
         let muon = &self.muon;
         fraction("optimizer.muon.momentum", muon.momentum, issues);
         if !(1..=100).contains(&muon.iterations) {
-            let message = format!("is {}; must be from 1 to 100", muon.iterations);
-            issues.push(ConfigIssue::new("optimizer.muon.iterations", message));
+            issues.push(ConfigIssue::of_value("optimizer.muon.iterations", muon.iterations, "must be from 1 to 100"));
         }
         not_negative("optimizer.muon.adamw_learning_rate_ratio", muon.adamw_learning_rate_ratio, issues);
     }
@@ -337,7 +333,8 @@ impl Guard {
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         for (key, value) in [("nonfinite_steps", self.nonfinite_steps), ("batches_before", self.batches_before)] {
             if value > MAX_RECORDED_STEPS {
-                issues.push(ConfigIssue::new(format!("guard.{key}"), format!("must be at most {MAX_RECORDED_STEPS}")));
+                let message = format!("must be at most {MAX_RECORDED_STEPS}");
+                issues.push(ConfigIssue::of_value(format!("guard.{key}"), value, message));
             }
         }
         not_negative("guard.loss_band", self.loss_band, issues);
@@ -347,13 +344,13 @@ impl Guard {
 
 pub(super) fn positive(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(value > 0.0 && value.is_finite()) {
-        issues.push(ConfigIssue::new(key, format!("is {value}; must be above 0")));
+        issues.push(ConfigIssue::of_value(key, value, "must be above 0"));
     }
 }
 
 pub(super) fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(value >= 0.0 && value.is_finite()) {
-        issues.push(ConfigIssue::new(key, format!("is {value}; must be 0 or above")));
+        issues.push(ConfigIssue::of_value(key, value, "must be 0 or above"));
     }
 }
 
@@ -365,6 +362,6 @@ pub(super) fn minutes(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
 
 pub(super) fn fraction(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(0.0..1.0).contains(&value) {
-        issues.push(ConfigIssue::new(key, format!("is {value}; must be at least 0 and below 1")));
+        issues.push(ConfigIssue::of_value(key, value, "must be at least 0 and below 1"));
     }
 }

@@ -45,7 +45,7 @@ pub struct Cluster {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub environment: Vec<String>,
-    /// Log directory on each host for the output of its workers, as an absolute path. `none`: no files.
+    /// Log folder on each host for the output of its workers, as an absolute path. `none`: no files.
     ///
     /// Empty: `/tmp/lambert-logs-UID`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -86,7 +86,7 @@ impl Default for Cluster {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetCache {
-    /// Directory on a local disk of each host. Empty: `/var/tmp/lambert-UID`.
+    /// Folder on a local disk of each host. Empty: `/var/tmp/lambert-UID`.
     pub folder: String,
     /// Capacity, GB.
     ///
@@ -145,7 +145,7 @@ pub struct Limits {
     /// Set this timeout to more than the duration of a save. Once all work is done and saved, workers have at most 30 s
     /// to exit.
     pub stop_seconds: f64,
-    /// Maximum time without an answer from the coordinator. After that, the workers exit with code 69.
+    /// Maximum time without a reply from the coordinator. After that, the workers exit with code 69.
     pub coordinator_seconds: f64,
 }
 

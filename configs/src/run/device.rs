@@ -59,7 +59,7 @@ impl Unpadded {
 pub struct Device {
     /// Device that stores tensors and computes.
     pub kind: DeviceKind,
-    /// Directory of the CUDA build of libtorch on each host.
+    /// Folder of the CUDA build of libtorch on each host.
     ///
     /// Empty: the value of `LAMBERT_LIBTORCH`, lib/ beside the program, the installed Python package torch, or the
     /// download of `cluster/setup.sh --cuda`.

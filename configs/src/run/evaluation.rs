@@ -16,7 +16,7 @@ const MAX_EXTRA: usize = 100;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluation {
-    /// Held-out dataset, as directory or URL. Empty: no evaluation.
+    /// Held-out dataset, as folder or URL. Empty: no evaluation.
     ///
     /// Its loss determines the best checkpoint and plateaus.
     pub data: String,
@@ -63,7 +63,7 @@ impl Default for Evaluation {
 pub struct HeldOutDataset {
     /// Name in records; required. Letters, digits, `_` and `-`.
     pub name: String,
-    /// Dataset, as directory or URL; required.
+    /// Dataset, as folder or URL; required.
     pub data: String,
 }
 
@@ -99,7 +99,7 @@ impl Evaluation {
         for (place, extra) in self.extra.iter().enumerate() {
             check_name(format!("evaluation.extra.{place}.name"), &extra.name, &mut names, issues);
             if extra.data.is_empty() {
-                let message = "missing: expected the dataset's directory or URL";
+                let message = "missing: expected the dataset's folder or URL";
                 issues.push(ConfigIssue::new(format!("evaluation.extra.{place}.data"), message));
             }
         }

@@ -111,7 +111,7 @@ impl Family {
         matches!(self, Self::Bert | Self::Albert)
     }
 
-    /// True if the classes of transformers have segment embeddings, of at least one segment.
+    /// True if the transformers classes have segment embeddings, of at least one segment.
     pub fn has_segments(self) -> bool {
         !matches!(self, Self::Distilbert | Self::Modernbert | Self::DebertaV2)
     }

@@ -17,7 +17,7 @@ const MAX_DATASETS: usize = 1000;
 pub struct MixtureDataset {
     /// Name in records; required. Letters, digits, `_` and `-`.
     pub name: String,
-    /// Dataset, as directory or URL; required.
+    /// Dataset, as folder or URL; required.
     pub data: String,
     /// Weight of the dataset. Its share of the samples is the weight divided by the sum of all weights. Absent: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ impl Stage {
     /// Checks that the stage has either a dataset or a valid mixture.
     pub(super) fn check_data(&self, index: usize, issues: &mut Vec<ConfigIssue>) {
         let key = |name: &str| format!("stage.{index}.{name}");
-        let missing = "missing: expected the dataset's directory or URL";
+        let missing = "missing: expected the dataset's folder or URL";
         if self.mixture.is_empty() {
             if self.data.is_empty() {
                 issues.push(ConfigIssue::new(key("data"), missing));
@@ -69,7 +69,7 @@ impl Stage {
                     issues.push(ConfigIssue::new(key("weight"), "conflicts with mixture_temperature"));
                 }
                 Some(weight) if !(weight > 0.0 && weight.is_finite()) => {
-                    issues.push(ConfigIssue::new(key("weight"), format!("is {weight}; must be above 0")));
+                    issues.push(ConfigIssue::of_value(key("weight"), weight, "must be above 0"));
                 }
                 _ => {}
             }

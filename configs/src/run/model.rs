@@ -64,7 +64,7 @@ pub enum Attention {
     /// device, for every number of ranks and for every partition into micro-batches. The attention weights are kept for
     /// the backward pass.
     Keyed,
-    /// The fused attention of libtorch uses its own random generator, seeded for each step, micro-batch and layer.
+    /// libtorch's fused attention uses its own random generator, seeded for each step, micro-batch and layer.
     /// Results depend on the partition into micro-batches and on the device. Fused attention is faster on a GPU and
     /// does not keep the attention weights.
     Fused,

@@ -30,7 +30,7 @@ pub enum Decay {
 pub struct Stage {
     /// Name in output and records; required.
     pub name: String,
-    /// Dataset, as directory or URL; required without `mixture`.
+    /// Dataset, as folder or URL; required without `mixture`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub data: String,
     /// Datasets of a mixture, in place of `data`.
@@ -72,8 +72,8 @@ pub struct Stage {
     pub micro_batch_tokens: TokenBudget,
     /// Activation checkpointing: recomputes activations in the backward pass to save memory.
     ///
-    /// Only the inputs of layers are kept. Training takes a third more computation and much less memory. The result is
-    /// the same.
+    /// Only the inputs of layers are kept. Training takes a third more computation and much less memory. Results differ
+    /// only by rounding.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub recompute: bool,

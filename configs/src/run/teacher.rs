@@ -7,7 +7,7 @@ use super::check::{not_negative, positive};
 use super::{Model, RunConfig};
 use crate::load::{ConfigError, ConfigIssue};
 
-/// Start of a value of `from` that names a folder of Hugging Face Transformers.
+/// Start of a value of `from` that names a Hugging Face Transformers folder.
 const FOLDER: &str = "hf:";
 
 /// Knowledge distillation: the model also learns the predictions and the hidden states of a trained model.
@@ -62,7 +62,7 @@ impl Default for Teacher {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherInfo {
-    /// URL of the checkpoint. `None`: a folder of Hugging Face Transformers.
+    /// URL of the checkpoint. `None`: a Hugging Face Transformers folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
     /// SHA-256 of its weights file.
@@ -107,7 +107,7 @@ impl Teacher {
         self.from.strip_prefix(FOLDER)
     }
 
-    /// Value of `from` for a folder of Hugging Face Transformers.
+    /// Value of `from` for a Hugging Face Transformers folder.
     pub fn of_folder(folder: &str) -> String {
         format!("{FOLDER}{folder}")
     }
@@ -126,14 +126,14 @@ impl Teacher {
             not_negative(&format!("objective.teacher.{key}"), weight, issues);
         }
         if self.soft_target_weight == 0.0 && self.cosine_weight == 0.0 {
-            let message = "is 0, and cosine_weight is 0, too: the model would learn nothing from the teacher";
-            issues.push(ConfigIssue::new("objective.teacher.soft_target_weight", message));
+            let message = "cosine_weight is 0, too, so the model would learn nothing from the teacher";
+            issues.push(ConfigIssue::of_value("objective.teacher.soft_target_weight", 0, message));
         }
         let layers = config.model.layers;
         if let Some(index) = (0..config.stage.len()).find(|index| config.depth(*index) != layers) {
             let there = config.depth(index);
-            let message = format!("is {there}, and model.layers is {layers}: a model with a teacher cannot grow");
-            issues.push(ConfigIssue::new(format!("stage.{index}.layers"), message));
+            let message = format!("must be model.layers ({layers}), because a model with a teacher cannot grow");
+            issues.push(ConfigIssue::of_value(format!("stage.{index}.layers"), there, message));
         }
         if !self.layers.is_empty() && self.layers.len() != layers {
             let message = format!("{} layers for model.layers = {layers}: expected one for each", self.layers.len());
@@ -162,11 +162,19 @@ mod tests {
         assert_eq!(issues("", ""), "");
         assert_eq!(issues("layers = [0, 1]\ncosine_weight = 0.0", ""), "");
         for (lines, stage, words) in [
-            ("temperature = 0.0", "", "objective.teacher.temperature: is 0; must be above 0"),
-            ("cosine_weight = -1.0", "", "objective.teacher.cosine_weight: is -1; must be 0 or above"),
-            ("soft_target_weight = 0.0\ncosine_weight = 0.0", "", "objective.teacher.soft_target_weight: is 0, and"),
+            ("temperature = 0.0", "", "objective.teacher.temperature = 0: must be above 0"),
+            ("cosine_weight = -1.0", "", "objective.teacher.cosine_weight = -1: must be 0 or above"),
+            (
+                "soft_target_weight = 0.0\ncosine_weight = 0.0",
+                "",
+                "objective.teacher.soft_target_weight = 0: cosine_weight is 0, too",
+            ),
             ("layers = [0]", "", "objective.teacher.layers: 1 layers for model.layers = 2"),
-            ("", "layers = 1", "stage.0.layers: is 1, and model.layers is 2: a model with a teacher cannot grow"),
+            (
+                "",
+                "layers = 1",
+                "stage.0.layers = 1: must be model.layers (2), because a model with a teacher cannot grow",
+            ),
             (
                 "layers = [0, 1]\n[run]\nfrom = 'a/checkpoints/b'",
                 "",

@@ -7,7 +7,7 @@ use super::{Manifest, NO_PAIR, Samples};
 /// Validates the lengths of rows, in tokens.
 ///
 /// # Errors
-/// The message has the invalid row, its value, and the expected range.
+/// The message names the invalid row, its value, and the expected range.
 pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> {
     let longest = manifest.sequence_length;
     let checked = column.iter().enumerate().map(|(row, &length)| match u16::try_from(length) {
@@ -20,7 +20,7 @@ pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> 
 /// Validates the start positions of second segments.
 ///
 /// # Errors
-/// The message has the invalid row and its value.
+/// The message names the invalid row and its value.
 pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
     let checked = column.iter().zip(lengths).enumerate().map(|(row, (&start, &length))| match u16::try_from(start) {
         Ok(start) if start <= length => Ok(start),
@@ -39,7 +39,7 @@ pub fn first_problem(manifest: &Manifest, samples: &Samples, repetition: &[i16])
     }
     let size = manifest.vocabulary.size;
     if let Some(id) = samples.input_ids.iter().max().filter(|&&id| id as usize >= size) {
-        return Some(format!("token id {id} in a vocabulary of {size}"));
+        return Some(format!("token ID {id} in a vocabulary of {size}"));
     }
     let pair = manifest.samples.pair;
     let possible = |label: u8| if pair == Pair::None { label == NO_PAIR } else { label <= 1 };

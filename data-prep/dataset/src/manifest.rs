@@ -182,7 +182,7 @@ impl Manifest {
     /// Parses and validates `manifest.json`.
     ///
     /// # Errors
-    /// The message has the problem and the expected content.
+    /// The message describes the problem and the expected content.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct VersionHeader {

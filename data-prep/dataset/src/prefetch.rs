@@ -95,9 +95,7 @@ impl Shared {
             let mut state = self.state();
             if !std::mem::replace(&mut state.is_warned, true) {
                 let error = lambert_store::error::chain(&error);
-                tracing::warn!(
-                    "cannot download row groups ahead of their use: {error}; each is tried again when it is read"
-                );
+                tracing::warn!("cannot prefetch row groups: {error}; each is downloaded when it is read");
             }
             let until = Instant::now() + pause;
             while !state.stop && Instant::now() < until {

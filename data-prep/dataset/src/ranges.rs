@@ -89,7 +89,7 @@ pub fn to_json(manifest: &Manifest, ranges: &[ShardRanges]) -> Vec<u8> {
 /// Parses `checksums.json`, and checks that it belongs to the dataset with this manifest.
 ///
 /// # Errors
-/// The message has the problem.
+/// The message describes the problem.
 pub fn parse(bytes: &[u8], manifest: &Manifest) -> Result<Vec<ShardRanges>, String> {
     let Checksums { shards } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let expected = manifest.shards.len();

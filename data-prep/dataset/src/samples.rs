@@ -18,7 +18,7 @@ pub struct RowGroup {
 /// Samples of a row group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Samples {
-    /// Concatenated token ids of all rows, unmasked and with special tokens.
+    /// Concatenated token IDs of all rows, unmasked and with special tokens.
     pub input_ids: Vec<u32>,
     /// Row offsets. Row `r` is `input_ids[offsets[r]..offsets[r + 1]]`, so there is one more offset than rows.
     pub offsets: Vec<usize>,
@@ -36,7 +36,7 @@ impl Samples {
         self.segment_b_start.len()
     }
 
-    /// Returns the token ids of a row.
+    /// Returns the token IDs of a row.
     #[must_use]
     pub fn ids(&self, row: usize) -> &[u32] {
         &self.input_ids[self.offsets[row]..self.offsets[row + 1]]

@@ -16,7 +16,7 @@ pub const PAIR_LABEL: usize = 3;
 /// Column names.
 pub const NAMES: [&str; 4] = ["input_ids", "length", "segment_b_start", "pair_label"];
 
-/// Compression level. A higher level would make the token ids less than 2 % smaller.
+/// Compression level. A higher level would make the token IDs less than 2 % smaller.
 const ZSTD_LEVEL: i32 = 3;
 
 /// Returns the schema: `input_ids: list<uint16|uint32>`, `length: uint16`, `segment_b_start: uint16`, `pair_label:

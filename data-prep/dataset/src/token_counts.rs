@@ -17,7 +17,7 @@ const ENTROPY_TOLERANCE: f64 = 2e-6;
 struct TokenCounts {
     /// SHA-256 of the vocabulary.
     vocabulary_sha256: String,
-    /// Number of occurrences of each token in all samples, by token id. Special tokens that a sample has by its form are not
+    /// Number of occurrences of each token in all samples, by token ID. Special tokens that a sample has by its form are not
     /// counted.
     counts: Vec<u64>,
 }

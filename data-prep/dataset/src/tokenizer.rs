@@ -1,4 +1,4 @@
-//! Tokenizer: text to token ids and back, with a WordPiece, byte-level BPE or Unigram model.
+//! Tokenizer: text to token IDs and back, with a WordPiece, byte-level BPE or Unigram model.
 //!
 //! The `tokenizers` crate implements the encoding. It reads only a JSON format of its own. [`json`] writes it from a
 //! vocab.txt, [`file`] from a `tokenizer.json`. This JSON has no special tokens, so `[MASK]` in a text is plain text and
@@ -187,7 +187,7 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the token ids of `text`, without special tokens. A text of 4 GiB or more, which the library rejects,
+    /// Returns the token IDs of `text`, without special tokens. A text of 4 GiB or more, which the library rejects,
     /// becomes one `[UNK]`. So does a text that the library fails to encode; [`Tokenizer::check`] then returns the error.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
@@ -196,7 +196,7 @@ impl Tokenizer {
         PipelineToken::cast_slice(&ids).to_vec()
     }
 
-    /// Returns the token ids of a text with masks, without other special tokens. A mask is `[MASK]`, or the text of the
+    /// Returns the token IDs of a text with masks, without other special tokens. A mask is `[MASK]`, or the text of the
     /// mask token of the vocabulary. Where a tokenizer.json says so, the mask token includes the spaces around it.
     #[must_use]
     pub fn encode_masked(&self, text: &str) -> Vec<u32> {
@@ -314,7 +314,7 @@ impl Tokenizer {
         self.tokens.is_continuation(id)
     }
 
-    /// Decodes token ids to text; see [`TokenTable::decode`].
+    /// Decodes token IDs to text; see [`TokenTable::decode`].
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
         self.tokens.decode(ids)

@@ -21,7 +21,7 @@ use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, schema, sha256_hex
 /// Sample to write, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample<'a> {
-    /// Unmasked token ids, including `[CLS]` and `[SEP]`. Their number is 1 to 65,535.
+    /// Unmasked token IDs, including `[CLS]` and `[SEP]`. Their number is 1 to 65,535.
     pub input_ids: &'a [u32],
     /// Start of the second segment, in tokens. 0 = the sample has one segment.
     pub segment_b_start: u16,

@@ -24,7 +24,7 @@ pub struct SampleCursor<'a> {
 }
 
 impl<'a> SampleCursor<'a> {
-    /// Creates a cursor over the bytes `range` of `file`, whose token ids have `width` bytes each.
+    /// Creates a cursor over the bytes `range` of `file`, whose token IDs have `width` bytes each.
     pub fn new(file: &'a File, range: Range<u64>, width: usize) -> Self {
         Self { file, unread: range, width, buffer: Vec::new(), sample: 0..0 }
     }

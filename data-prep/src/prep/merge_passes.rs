@@ -110,7 +110,7 @@ impl SampleFile {
     }
 }
 
-/// Sums the counts of each token id over the samples of `files`, without `[CLS]` and `[SEP]`.
+/// Sums the counts of each token ID over the samples of `files`, without `[CLS]` and `[SEP]`.
 pub fn token_counts(files: &[SampleFile], size: usize) -> Result<Vec<u64>, PrepError> {
     let mut counts = vec![0; size];
     for file in files {

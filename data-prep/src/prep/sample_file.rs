@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Number of intervals of equal size in the key space. The index of a sample file has an entry for each non-empty
 /// interval.
 pub const INTERVALS: usize = 4096;
-/// Bytes before the token ids of a sample: key (8), length (2), start of the second segment (2), pair label (1).
+/// Bytes before the token IDs of a sample: key (8), length (2), start of the second segment (2), pair label (1).
 pub const SAMPLE_HEADER_BYTES: usize = 13;
 
 /// JSON trailer of a sample file.
@@ -15,7 +15,7 @@ pub const SAMPLE_HEADER_BYTES: usize = 13;
 pub struct SampleFileContents {
     /// Rows and bytes of each non-empty key interval.
     pub intervals: BTreeMap<usize, (u64, u64)>,
-    /// Size of all samples, bytes. The counts of all token ids follow the samples, 8 bytes each.
+    /// Size of all samples, bytes. The counts of all token IDs follow the samples, 8 bytes each.
     pub bytes: u64,
     /// Number of samples.
     pub samples: u64,

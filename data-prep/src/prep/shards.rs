@@ -51,7 +51,7 @@ impl SortedSamples {
         self.files.iter().map(|file| &file.contents)
     }
 
-    /// Count of each token id in the samples, without `[CLS]` and `[SEP]`.
+    /// Count of each token ID in the samples, without `[CLS]` and `[SEP]`.
     pub fn token_counts(&self, size: usize) -> Result<Vec<u64>, PrepError> {
         token_counts(&self.files, size)
     }

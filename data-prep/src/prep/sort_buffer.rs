@@ -111,7 +111,7 @@ fn write_sorted(bytes: &[u8], records: &mut [(u64, usize, usize)], output: &mut 
     records.iter().try_for_each(|&(_, start, end)| output.write_all(&bytes[start..end]))
 }
 
-/// Writes the count of every token id, 8 bytes each.
+/// Writes the count of every token ID, 8 bytes each.
 pub fn write_counts(counts: &[u64], output: &mut impl Write) -> std::io::Result<()> {
     counts.iter().try_for_each(|count| output.write_all(&count.to_le_bytes()))
 }

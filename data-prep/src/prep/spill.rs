@@ -148,7 +148,7 @@ impl std::ops::AddAssign for SourceTotals {
     }
 }
 
-/// Size, in bytes, of a document record whose token ids have `width` bytes each.
+/// Size, in bytes, of a document record whose token IDs have `width` bytes each.
 pub const fn record_bytes(totals: &DocumentTotals, width: usize) -> u64 {
     RECORD_HEADER_BYTES as u64 + 2 * totals.sentences + totals.tokens * width as u64
 }

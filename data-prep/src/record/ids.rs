@@ -1,6 +1,6 @@
-//! Encoding of token ids in the work folder.
+//! Encoding of token IDs in the work folder.
 
-/// Bytes per token id.
+/// Bytes per token ID.
 pub const fn width(vocabulary_size: usize) -> usize {
     if vocabulary_size <= 1 << 16 { 2 } else { 4 }
 }

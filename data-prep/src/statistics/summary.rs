@@ -135,13 +135,13 @@ pub struct WordStatistics {
 /// Samples with the same token IDs as another sample.
 #[derive(Debug, Clone, Serialize)]
 pub struct DuplicateStatistics {
-    /// Number of different samples. An estimate if `hash_share` is below 1.
+    /// Number of distinct samples. An estimate if `hash_share` is below 1.
     pub distinct: u64,
     /// Number of samples that repeat another sample. An estimate if `hash_share` is below 1.
     pub repeated: u64,
     /// Fraction of the samples read that repeat another sample.
     pub share: f64,
-    /// Fraction of different samples that were counted: 1, or less if there are too many for the memory.
+    /// Fraction of distinct samples that were counted: 1, or less if there are too many for the memory.
     pub hash_share: f64,
     /// Most frequent repeated samples.
     pub most_frequent: Vec<RepeatedSample>,

@@ -14,7 +14,7 @@ const DELAY: Duration = Duration::from_secs(2);
 /// Interval between two updates of the bar.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Longest time left that is shown. A longer one means that nothing moves at the moment.
-const LONGEST: Duration = Duration::from_secs(100 * 3600);
+const MAX_TIME_LEFT: Duration = Duration::from_secs(100 * 3600);
 
 /// Draws until the command is over, then removes the bar.
 pub(crate) fn run(shared: &Shared) {
@@ -80,7 +80,7 @@ fn message(now: &Snapshot, speed: &Speed) -> String {
         Some(detail) => parts.extend((!detail.is_empty()).then(|| detail.clone())),
         None => parts.extend((speed.per_second > 0.0).then(|| rate_of(now.unit, speed.per_second))),
     }
-    let is_known = now.done > 0 && now.done < now.total && !speed.left.is_zero() && speed.left < LONGEST;
+    let is_known = now.done > 0 && now.done < now.total && !speed.left.is_zero() && speed.left < MAX_TIME_LEFT;
     match now.total {
         0 => parts.push(clock(speed.elapsed.as_secs_f64())),
         _ if is_known => parts.push(format!("ETA {}", clock(speed.left.as_secs_f64()))),

@@ -1,7 +1,7 @@
-//! Progress bars and colours on the terminal of both programs, `lambert` and `lambert-worker`.
+//! Progress bars and colors on the terminal of both programs, `lambert` and `lambert-worker`.
 //!
 //! - [`Progress`]: progress of a command, drawn once the command has run for two seconds
-//! - [`terminal`]: stderr as a terminal: visibility of bars, colours, output above the bars
+//! - [`terminal`]: stderr as a terminal: visibility of bars, colors, output above the bars
 //! - [`signals`]: removal of the bars and of temporary files before a signal ends the process
 //! - [`text`]: sizes, rates and times left
 //!

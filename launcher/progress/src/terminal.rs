@@ -1,4 +1,4 @@
-//! Stderr as a terminal: visibility of bars, colours, output above the bars.
+//! Stderr as a terminal: visibility of bars, colors, output above the bars.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,9 +39,9 @@ pub fn shows_bars() -> bool {
     !is_quiet() && !bars().is_hidden()
 }
 
-/// True if text on stderr is coloured. Colours need a terminal. The variables `NO_COLOR`, `CLICOLOR`, `CLICOLOR_FORCE` and
+/// True if text on stderr is colored. Colors need a terminal. The variables `NO_COLOR`, `CLICOLOR`, `CLICOLOR_FORCE` and
 /// `TERM` have the same effect as for help texts, which clap writes with the same library.
-pub fn has_colours() -> bool {
+pub fn has_colors() -> bool {
     AutoStream::choice(&io::stderr()) != ColorChoice::Never
 }
 

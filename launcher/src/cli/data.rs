@@ -41,7 +41,7 @@ const VOCAB_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = VOCAB_EXAMPLES)]
 pub struct Vocab {
-    /// Input text: files, directories, globs or URLs
+    /// Input text: files, folders, globs or URLs
     #[arg(long, num_args = 1.., value_name = "URL", required_unless_present = "config")]
     pub input: Vec<String>,
     /// Preparation configuration (TOML, repeatable); its sources are the input, and vocabulary.lowercase applies to wordpiece
@@ -104,7 +104,7 @@ pub struct Generate {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  lambert inspect data/train --samples 2 --verify")]
 pub struct Inspect {
-    /// Dataset directory or URL
+    /// Dataset folder or URL
     pub dataset: String,
     /// Decode and show this many samples
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -140,7 +140,7 @@ pub enum DataAction {
 /// Arguments of `lambert data report`.
 #[derive(Debug, Args)]
 pub struct DataReport {
-    /// Dataset directory or URL
+    /// Dataset folder or URL
     pub dataset: String,
     /// Output file
     #[arg(long, value_name = "FILE", value_parser = local_path())]
@@ -162,7 +162,7 @@ pub struct DataReport {
 /// Format of a report of a dataset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DataReportFormat {
-    /// One file with all pictures.
+    /// One file with all charts.
     #[default]
     Html,
     /// The numbers.

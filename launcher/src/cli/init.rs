@@ -17,7 +17,7 @@ pub struct Init {
     /// Text to train on; repeatable, or a list such as books,wikipedia
     #[arg(long, value_enum, required = true, value_delimiter = ',')]
     pub source: Vec<SourceKind>,
-    /// With --source text: files, directories, globs or URLs of JSON lines, Parquet or plain text
+    /// With --source text: files, folders, globs or URLs of JSON lines, Parquet or plain text
     #[arg(long, value_name = "PATH", num_args = 1.., required_if_eq("source", "text"))]
     pub input: Vec<String>,
     /// With --source books: plain text, one file per book [default: corpus/books]
@@ -41,7 +41,7 @@ pub struct Init {
     /// With --size base or large: optimizer and schedule [default: adam on one machine, lamb on Slurm]
     #[arg(long, value_enum)]
     pub recipe: Option<Recipe>,
-    /// Directory for the files
+    /// Folder for the files
     #[arg(long, value_name = "DIR", default_value = ".", value_parser = local_path())]
     pub output: PathBuf,
     /// Replace existing files

@@ -34,7 +34,7 @@ pub enum Shell {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  lambert man --output ~/.local/share/man/man1")]
 pub struct Man {
-    /// Directory for the pages
+    /// Folder for the pages
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     pub output: PathBuf,
 }

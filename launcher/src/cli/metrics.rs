@@ -15,7 +15,7 @@ const METRICS_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = METRICS_EXAMPLES)]
 pub struct Metrics {
-    /// Run directory or URL
+    /// Run folder or URL
     pub run: String,
     /// Format of the step records of all attempts
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
@@ -23,7 +23,7 @@ pub struct Metrics {
     /// Output file; required for Parquet [default: stdout]
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: Option<PathBuf>,
-    /// Write TensorBoard event files to this directory instead, replacing earlier ones
+    /// Write TensorBoard event files to this folder instead, replacing earlier ones
     #[arg(long, value_name = "DIR", conflicts_with_all = ["format", "output"], value_parser = local_path())]
     pub tensorboard: Option<PathBuf>,
     /// Continue with new steps until the run is over; JSON lines on stdout, or --tensorboard

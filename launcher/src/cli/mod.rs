@@ -93,7 +93,7 @@ pub enum Command {
     Submit(Submit),
     /// Run a hyperparameter sweep and compare held-out losses
     Tune(Tune),
-    /// Show a run's progress, restarts and checkpoints, or list the runs of a directory
+    /// Show a run's progress, restarts and checkpoints, or list the runs of a folder
     Status(Status),
     /// Print the logs of a run's ranks on this host
     Logs(Logs),

@@ -36,7 +36,7 @@ pub struct Checkpoint {
 pub enum CheckpointAction {
     /// List checkpoints, newest first
     List {
-        /// Run directory or URL
+        /// Run folder or URL
         run: String,
         /// Print as JSON
         #[arg(long)]
@@ -44,7 +44,7 @@ pub enum CheckpointAction {
     },
     /// Verify the checksums of all checkpoints; exits with code 1 if one is damaged
     Verify {
-        /// Run directory or URL
+        /// Run folder or URL
         run: String,
         /// Print as JSON
         #[arg(long)]
@@ -52,7 +52,7 @@ pub enum CheckpointAction {
     },
     /// Delete checkpoints that the retention settings do not keep, and orphaned objects; never the newest valid one
     Prune {
-        /// Run directory or URL
+        /// Run folder or URL
         run: String,
         /// Number of newest checkpoints to keep [default: checkpoint.keep of the run]
         #[arg(long, value_name = "N")]
@@ -61,11 +61,11 @@ pub enum CheckpointAction {
         #[arg(long)]
         json: bool,
     },
-    /// Copy a checkpoint, verifying checksums, to another directory or bucket as a new run
+    /// Copy a checkpoint, verifying checksums, to another folder or bucket as a new run
     Copy {
         /// RUN/checkpoints/step-...
         checkpoint: String,
-        /// Destination directory or URL
+        /// Destination folder or URL
         to: String,
     },
     /// Average the weights of the newest checkpoints and write the result as a new run
@@ -73,14 +73,14 @@ pub enum CheckpointAction {
         /// Number of checkpoints
         #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
         last: u32,
-        /// Run directory or URL
+        /// Run folder or URL
         run: String,
-        /// Destination directory or URL
+        /// Destination folder or URL
         to: String,
     },
     /// Save a checkpoint now and continue training
     Save {
-        /// Run directory or URL
+        /// Run folder or URL
         run: String,
     },
 }
@@ -98,7 +98,7 @@ pub struct Eval {
     /// Held-out dataset
     #[arg(long, value_name = "DATASET")]
     pub data: Option<String>,
-    /// Text instead of a dataset: files, directories, globs or URLs
+    /// Text instead of a dataset: files, folders, globs or URLs
     #[arg(long, num_args = 1.., value_name = "URL")]
     pub text: Vec<String>,
     /// Maximum number of samples; 0: all
@@ -171,7 +171,7 @@ pub struct Embed {
     /// Parquet file with the texts and their embeddings
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: PathBuf,
-    /// Vector of a text: mean over its tokens, or the hidden state of [CLS]
+    /// Pooling: mean over the tokens, or the hidden state of [CLS]
     #[arg(long, default_value = "mean", value_parser = ["mean", "cls"])]
     pub pooling: String,
     /// Hidden states: last, last-four (concatenated), or the number of a layer (0: embeddings)
@@ -245,7 +245,7 @@ pub struct Export {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
-    /// Output directory; must be empty or absent
+    /// Output folder; must be empty or absent
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     pub output: PathBuf,
     /// Network of a run with objective.replaced_tokens [default: discriminator]
@@ -268,10 +268,10 @@ pub struct Export {
 pub struct Import {
     /// Folder on this machine with config.json, safetensors weights and the files of a tokenizer
     pub folder: PathBuf,
-    /// New run directory or URL
+    /// New run folder or URL
     #[arg(long, value_name = "RUN")]
     pub output: String,
-    /// Parts that get random weights if the folder does not have them
+    /// Modules to initialize randomly if they are missing
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub init_missing: Vec<InitializedModule>,
 }

@@ -15,7 +15,7 @@ const REPORT_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = REPORT_EXAMPLES)]
 pub struct Report {
-    /// Run directories or URLs; several are compared
+    /// Run folders or URLs; several are compared
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<String>,
     /// Output file [default: stdout]
@@ -32,7 +32,7 @@ pub struct Report {
 /// Format of a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
-    /// One file with all pictures.
+    /// One file with all charts.
     #[default]
     Html,
     /// Tables only.

@@ -17,7 +17,7 @@ pub struct Run {
     /// Run configuration (TOML), optional when resuming; later files override earlier ones (repeatable)
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
-    /// Run directory or object-store URL
+    /// Run folder or object-store URL
     #[arg(long, value_name = "URL")]
     pub run: String,
     /// Number of workers; same as --set cluster.ranks=N
@@ -26,7 +26,7 @@ pub struct Run {
     /// Override a configuration value, e.g. stage.0.steps=100 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Initialize weights from RUN/checkpoints/step-..., or hf:FOLDER for a folder of Hugging Face Transformers
+    /// Initialize weights from RUN/checkpoints/step-..., or hf:FOLDER for a Hugging Face Transformers folder
     #[arg(long, value_name = "CHECKPOINT")]
     pub from: Option<String>,
     /// With --from, also load the optimizer state
@@ -57,7 +57,7 @@ pub struct Submit {
     /// Run configuration, or with --prep preparation configuration (TOML, repeatable); optional when resuming
     #[arg(long, value_name = "FILE", required_if_eq("prep", "true"))]
     pub config: Vec<PathBuf>,
-    /// Run directory or object-store URL; required without --prep
+    /// Run folder or object-store URL; required without --prep
     #[arg(long, value_name = "URL", required_unless_present = "prep", conflicts_with = "prep")]
     pub run: Option<String>,
     /// Number of workers; same as --set cluster.ranks=N
@@ -66,7 +66,7 @@ pub struct Submit {
     /// Override a configuration value, e.g. stage.0.steps=100 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Initialize weights from RUN/checkpoints/step-..., or hf:FOLDER for a folder of Hugging Face Transformers
+    /// Initialize weights from RUN/checkpoints/step-..., or hf:FOLDER for a Hugging Face Transformers folder
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "prep")]
     pub from: Option<String>,
     /// With --from, also load the optimizer state
@@ -125,7 +125,7 @@ pub struct Tune {
     /// Base configuration of all runs (TOML, repeatable); evaluation.data names the held-out dataset
     #[arg(long, value_name = "FILE", required = true)]
     pub config: Vec<PathBuf>,
-    /// Directory or object-store URL for the runs, tune.csv, tune.svg and best.toml
+    /// Folder or object-store URL for the runs, tune.csv, tune.svg and best.toml
     #[arg(long, value_name = "URL")]
     pub runs: String,
     /// Key and values to sweep, e.g. stage.0.learning_rate=1e-3,2e-3; repeat for a grid of all combinations
@@ -149,6 +149,6 @@ pub struct Tune {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  lambert stop runs/demo")]
 pub struct Stop {
-    /// Run directory or URL
+    /// Run folder or URL
     pub run: String,
 }

@@ -11,7 +11,7 @@ const STATUS_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = STATUS_EXAMPLES)]
 pub struct Status {
-    /// Run directory or URL, or a directory of runs to list
+    /// Run folder or URL, or a folder of runs to list
     pub run: String,
     /// Print as JSON; a list has one line per run
     #[arg(long)]
@@ -30,7 +30,7 @@ const LOGS_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = LOGS_EXAMPLES)]
 pub struct Logs {
-    /// Run directory or URL
+    /// Run folder or URL
     pub run: String,
     /// Show only the log of this rank [default: all ranks of this host]
     #[arg(long, value_name = "N")]
@@ -51,7 +51,7 @@ const WATCH_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = WATCH_EXAMPLES)]
 pub struct Watch {
-    /// Run directories or URLs
+    /// Run folders or URLs
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<String>,
     /// Port on 127.0.0.1; 0 for a free one

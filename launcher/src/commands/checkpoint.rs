@@ -23,11 +23,11 @@ enum CheckpointError {
     Damaged { url: String, damaged: usize, all: usize },
     #[error("{0} is not a checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
     NoCheckpoint(String),
-    #[error("{to} and {from} belong to different runs: {what}; copy to an empty directory or prefix")]
+    #[error("{to} and {from} belong to different runs: {what}; copy to an empty folder or prefix")]
     OtherRun { from: String, to: String, what: String },
     #[error(
         "{to} is a trained run ({lease} exists), which could resume from the copy instead of its own checkpoints; copy to an \
-         empty directory or prefix"
+         empty folder or prefix"
     )]
     Trained { to: String, lease: String },
 }

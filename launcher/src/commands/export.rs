@@ -1,4 +1,4 @@
-//! `lambert export`: writes a model as a directory for Hugging Face Transformers.
+//! `lambert export`: writes a model as a folder for Hugging Face Transformers.
 
 mod folder;
 
@@ -33,11 +33,11 @@ use crate::report::datasets;
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
-    #[error("{} is not empty; the output directory must be empty or absent", folder.display())]
+    #[error("{} is not empty; the output folder must be empty or absent", folder.display())]
     NotEmpty { folder: PathBuf },
     #[error("{url} has no usable checkpoint{}", why(skipped))]
     NoCheckpoint { url: String, skipped: Vec<SkippedCheckpoint> },
-    #[error("{url} has {setting}, which no class of transformers supports")]
+    #[error("{url} has {setting}, which no transformers class supports")]
     Unsupported { url: String, setting: &'static str },
     #[error("--network: {url} trains only one network (objective.replaced_tokens is not set)")]
     OneNetwork { url: String },
@@ -57,7 +57,7 @@ fn why(skipped: &[SkippedCheckpoint]) -> String {
     skipped.iter().map(|SkippedCheckpoint { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
-/// Exports a checkpoint to a directory. Its files appear when all of them are complete.
+/// Exports a checkpoint to a folder. Its files appear when all of them are complete.
 pub fn export(arguments: &cli::Export) -> Outcome {
     let folder = &arguments.output;
     folder::refuse_full(folder)?;

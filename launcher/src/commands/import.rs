@@ -10,21 +10,19 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::import::Import;
 
-/// The output directory is not empty.
+/// The output folder is not empty.
 #[derive(Debug, thiserror::Error)]
 enum ExistsError {
-    #[error("{url} has {CONFIG} already; name a new directory")]
+    #[error("{url} has {CONFIG} already; name a new folder")]
     Run { url: String },
-    #[error(
-        "{url} has {name} but no {CONFIG}, as after an interrupted import; name a new directory, or delete this one"
-    )]
+    #[error("{url} has {name} but no {CONFIG}, as after an interrupted import; name a new folder, or delete this one")]
     Incomplete { url: String, name: &'static str },
 }
 
 /// Imports a folder. Writes nothing if the folder cannot be imported.
 pub fn import(arguments: &cli::Import) -> Outcome {
     let store = Store::open(&arguments.output).map_err(Failure::usage)?;
-    // A vocabulary without a configuration belongs to a folder of transformers, or to an import that was interrupted.
+    // A vocabulary without a configuration belongs to a transformers folder, or to an import that was interrupted.
     for name in [CONFIG, VOCABULARY, TOKENIZER] {
         if store.head(name).map_err(Failure::failed)?.is_some() {
             return Err(exists(&store, name));

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Outcome};
 use crate::{cli, console, init};
 
 #[derive(Debug, thiserror::Error)]
-#[error("files exist already: {0}; use --force to replace them, or --output DIR to write to another directory")]
+#[error("files exist already: {0}; use --force to replace them, or --output DIR to write to another folder")]
 struct Existing(String);
 
 /// Writes the files and prints the next commands.

@@ -1,4 +1,4 @@
-//! `lambert status`: last status, checkpoints and Slurm job of a run, or a list of the runs of a directory.
+//! `lambert status`: last status, checkpoints and Slurm job of a run, or a list of the runs of a folder.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ const SUMMARY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
-    #[error("{url} is a directory of runs: --follow needs a run")]
+    #[error("{url} is a folder of runs: --follow needs a run")]
     Directory { url: String },
 }
 
@@ -68,7 +68,7 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Prints the runs of a directory.
+/// Prints the runs of a folder.
 fn list(store: &Store, arguments: &cli::Status, progress: Progress) -> Result<(), Failure> {
     progress.phase("reading runs", Unit::Count("folders"));
     let update = |done: usize, total: usize| {

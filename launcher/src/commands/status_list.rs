@@ -1,4 +1,4 @@
-//! `lambert status` of a directory of runs: a table, or JSON lines.
+//! `lambert status` of a folder of runs: a table, or JSON lines.
 
 use lambert_store::Store;
 use lambert_store::run::CONFIG;
@@ -13,10 +13,10 @@ use crate::text::{age, align, clock, rate};
 /// Titles of the columns.
 const TITLES: [&str; 7] = ["run", "state", "step", "samples/s", "loss", "time left", "updated"];
 
-/// A run of a directory.
+/// A run of a folder.
 #[derive(Debug)]
 pub struct ListedRun {
-    /// Name of its directory.
+    /// Name of its folder.
     name: String,
     url: String,
     /// `None` if it has not started; an error message if the status cannot be read.

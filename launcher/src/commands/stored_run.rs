@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::slurm::job::{self, Job};
 use crate::slurm::programs::SlurmError;
 use crate::slurm::record::JobRecord;
-use crate::status::stored::LONGEST;
+use crate::status::stored::MAX_STATUS_BYTES;
 use crate::stored_config;
 
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
 
 /// Reads the restart history of the run. Returns the default if the history is missing or cannot be parsed.
 pub fn history(store: &Store) -> Result<RestartHistory, Failure> {
-    match store.get_at_most(COORDINATOR, LONGEST) {
+    match store.get_at_most(COORDINATOR, MAX_STATUS_BYTES) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
         Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
         Err(error) => Err(Failure::failed(error)),

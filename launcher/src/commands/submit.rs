@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use lambert_config::run::DeviceKind;
-use lambert_config::{RunConfig, exit};
+use lambert_config::{ConfigIssue, RunConfig, exit};
 use lambert_progress::Progress;
 use lambert_store::Store;
 use serde_json::json;
@@ -40,12 +40,12 @@ enum SubmitError {
     )]
     Coordinated { url: String, pid: u32, host: String, age: f64 },
     #[error(
-        "slurm.lead_seconds: is {lead}; must be at least {}: a checkpoint takes {save:.1} s (median) and a step {step:.1} s",
+        "slurm.lead_seconds = {lead}: must be at least {}: a checkpoint takes {save:.1} s (median) and a step {step:.1} s",
         (save + step).ceil()
     )]
     ShortLead { lead: u64, save: f64, step: f64 },
-    #[error("{key}: {message}")]
-    FewGpus { key: &'static str, message: String },
+    #[error("{0}")]
+    FewGpus(ConfigIssue),
     #[error("job {job} is queued, but cannot be recorded in the run's store: `lambert status` will not show it")]
     Record { job: String, source: lambert_store::Error },
 }
@@ -104,7 +104,7 @@ fn cpus_per_rank(config: &RunConfig) -> usize {
 fn refuse_few_gpus(config: &RunConfig) -> Result<(), SubmitError> {
     let issue = config.slurm.gpu_issue(config.cluster.ranks);
     match issue.filter(|_| !config.device.share && config.device.kind != DeviceKind::Cpu) {
-        Some((key, message)) => Err(SubmitError::FewGpus { key, message }),
+        Some(issue) => Err(SubmitError::FewGpus(issue)),
         None => Ok(()),
     }
 }
@@ -178,7 +178,7 @@ mod tests {
         let last = Status { latest, ..Status::default() };
         assert!(refuse_short_lead(126, &history, &last).is_ok());
         let output = refuse_short_lead(125, &history, &last).unwrap_err().to_string();
-        assert!(output.starts_with("slurm.lead_seconds: is 125; must be at least 126: "), "{output}");
+        assert!(output.starts_with("slurm.lead_seconds = 125: must be at least 126: "), "{output}");
         assert!(refuse_short_lead(110, &history, &Status::default()).is_ok(), "no step is known");
         assert!(refuse_short_lead(1, &RestartHistory::default(), &last).is_ok(), "no checkpoint is known");
     }

@@ -1,4 +1,4 @@
-//! Report of a dataset as headings, tables and pictures.
+//! Report of a dataset as headings, tables and charts.
 
 use lambert_data_prep::inspect::DecodedSample;
 use lambert_data_prep::statistics::{DatasetStatistics, TokenCount};
@@ -167,7 +167,7 @@ fn token(token: &TokenCount) -> Vec<String> {
 fn duplicates(dataset: &DatasetStatistics) -> Vec<Block> {
     let duplicates = &dataset.duplicates;
     let rows = pairs(&[
-        ("different samples", duplicates.distinct.to_string()),
+        ("distinct samples", duplicates.distinct.to_string()),
         ("repetitions", format!("{} ({})", duplicates.repeated, percent(duplicates.share))),
         ("documents removed by the preparation", duplicates.removed_documents.to_string()),
     ]);
@@ -176,7 +176,7 @@ fn duplicates(dataset: &DatasetStatistics) -> Vec<Block> {
     if duplicates.hash_share < 1.0 {
         let share = format!("1/{:.0}", 1.0 / duplicates.hash_share);
         blocks.push(Block::Paragraph(format!(
-            "The numbers are estimates from {share} of the different samples, chosen by hash, to bound the memory."
+            "To bound memory use, these numbers are estimated from {share} of the distinct samples, selected by hash."
         )));
     }
     if !duplicates.most_frequent.is_empty() {

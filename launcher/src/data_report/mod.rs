@@ -1,7 +1,7 @@
 //! Report of a dataset: counts, lengths, token frequencies and duplicates in one file.
 //!
-//! - [`document`]: the report as headings, tables and pictures
-//! - [`chart`]: pictures as SVG
+//! - [`document`]: the report as headings, tables and charts
+//! - [`chart`]: charts as SVG
 
 pub mod chart;
 pub mod document;

@@ -1,4 +1,4 @@
-//! Import of a folder of Hugging Face Transformers as a run with one checkpoint.
+//! Import of a Hugging Face Transformers folder as a run with one checkpoint.
 //!
 //! - `folder`: the files of the folder
 //! - `tokenizer`: vocabulary and case handling

@@ -1,4 +1,4 @@
-//! Names of the tensors of a folder. Older versions of transformers, and classes without heads, have other names than
+//! Names of the tensors of a folder. Older transformers versions, and classes without heads, have other names than
 //! checkpoints.
 
 use std::collections::BTreeMap;

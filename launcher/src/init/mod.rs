@@ -66,7 +66,7 @@ pub enum InitError {
         source: Box<SourceError>,
     },
     /// A step has fewer samples than the run has ranks.
-    #[error("{ranks} ranks are more than the {batch} samples of a step: use fewer nodes or GPUs, or a larger --size")]
+    #[error("{ranks} ranks, but only {batch} samples per step: use fewer nodes or GPUs, or a larger --size")]
     TooManyRanks {
         /// Number of ranks.
         ranks: usize,

@@ -85,7 +85,7 @@ impl ConsoleObserver {
                 }
                 if step > steps {
                     tracing::warn!(
-                        "the checkpoint has {step} steps, more than the {steps} of the configuration: nothing is trained"
+                        "the checkpoint is at step {step}, beyond the {steps} steps of the configuration: nothing left to train"
                     );
                 }
                 self.display.set_steps(*steps);

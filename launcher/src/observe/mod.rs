@@ -118,8 +118,7 @@ pub struct RunEnd<'a> {
     pub verdict: &'a Verdict,
     /// Coordinator state.
     pub state: &'a CoordinatorState,
-    /// Final run status. If another coordinator took over the run, the status has the run state from before the
-    /// takeover.
+    /// Final run status. If another coordinator took over the run, the status describes the run before the takeover.
     pub status: &'a Status,
 }
 

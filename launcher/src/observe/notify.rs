@@ -15,13 +15,13 @@ use super::{Observation, Observer, ObserverSetup, RunEnd, json_lines};
 use command::NotifyCommand;
 
 /// Maximum number of concurrent commands; later events wait.
-const MOST: usize = 8;
+const MAX_COMMANDS: usize = 8;
 /// Interval between checks of running commands.
 const POLL: Duration = Duration::from_millis(50);
 /// Maximum time to wait at the end of the run, seconds.
 const LAST: f64 = 10.0;
 /// Upper limit of `notify.timeout_seconds`.
-const LONGEST: f64 = 86_400.0;
+const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
 
 /// Observer that hands events to a thread, which runs the commands.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
 impl Notifier {
     fn start(notify: &Notify, name: &str, url: &str) -> std::io::Result<Self> {
         let ((events, inbox), (alive, thread)) = (channel(), channel::<()>());
-        let seconds = notify.timeout_seconds.min(LONGEST);
+        let seconds = notify.timeout_seconds.min(MAX_TIMEOUT_SECONDS);
         let last = duration::seconds(seconds.min(LAST));
         let mut runner = NotifyRunner {
             command: notify.command.clone(),
@@ -120,7 +120,7 @@ impl NotifyRunner {
     fn run(&mut self, events: &Receiver<String>, last: Duration) {
         let mut until: Option<Instant> = None;
         while until.is_none() || !self.running.is_empty() {
-            if until.is_some() || self.running.len() >= MOST {
+            if until.is_some() || self.running.len() >= MAX_COMMANDS {
                 std::thread::sleep(POLL);
             } else {
                 let wait = if self.running.is_empty() { Duration::from_secs(3600) } else { POLL };

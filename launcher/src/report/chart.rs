@@ -27,7 +27,7 @@ pub const UNITS: u32 = 4;
 /// Maximum number of points of a line.
 const POINTS: usize = 1500;
 /// Largest absolute value of a point. With larger values, the range of an axis would not be finite.
-const LARGEST: f64 = 1e300;
+const MAX_VALUE: f64 = 1e300;
 /// Steps on each side that the smoothed line averages.
 const SMOOTHING: usize = 12;
 
@@ -50,7 +50,7 @@ const EXTRA_COLORS: [RGBColor; 4] =
 
 /// True if a point can have this value.
 pub fn is_drawable(value: f64) -> bool {
-    value.abs() <= LARGEST
+    value.abs() <= MAX_VALUE
 }
 
 /// Curves of a run.
@@ -131,7 +131,7 @@ pub fn small(runs: &[&Curves], metric: PlottedMetric, name: &str) -> Result<Stri
     svg(SMALL, |svg| draw_small(runs, metric, name, svg))
 }
 
-/// Draws a picture of `size` pixels.
+/// Draws a chart of `size` pixels.
 ///
 /// # Errors
 /// A failure of the drawing library.
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn extreme_values_are_drawn() {
-        for value in [LARGEST, -LARGEST, f64::MIN_POSITIVE, -1.0, 0.0] {
+        for value in [MAX_VALUE, -MAX_VALUE, f64::MIN_POSITIVE, -1.0, 0.0] {
             draw(&[(1.0, value), (2.0, 0.5), (3.0, 0.25)], u64::MAX as f64);
             draw(&[(1.0, value), (2.0, value.next_up())], 9.0);
         }

@@ -8,14 +8,14 @@ use lambert_store::checkpoint::Manifest as Checkpoint;
 use lambert_store::{RetryPolicy, Store};
 
 /// Maximum size of a manifest that is read, bytes.
-const LONGEST: u64 = 256 << 20;
+const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Time limit for a store that does not answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Dataset from which a checkpoint has read samples.
 #[derive(Debug)]
 pub struct TrainingData {
-    /// SHA-256 of the manifest of the dataset. The manifest has the checksums of all files.
+    /// SHA-256 of the manifest of the dataset. The manifest contains the checksums of all files.
     pub sha256: String,
     /// Samples that the run has taken from the dataset over all epochs, with skipped samples.
     pub samples_read: u64,
@@ -49,7 +49,7 @@ pub fn of_checkpoint(config: &RunConfig, checkpoint: &Checkpoint) -> Vec<Trainin
 fn read(url: &str) -> Option<(String, Manifest)> {
     let store = Store::open(url).ok()?;
     let policy = RetryPolicy { total_timeout: TIMEOUT, request_timeout: TIMEOUT, ..RetryPolicy::default() };
-    let bytes = store.with_retry_policy(policy).get_at_most(MANIFEST, LONGEST).ok()?;
+    let bytes = store.with_retry_policy(policy).get_at_most(MANIFEST, MAX_MANIFEST_BYTES).ok()?;
     Some((sha256_hex(&bytes), Manifest::from_json(&bytes).ok()?))
 }
 

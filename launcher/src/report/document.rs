@@ -1,4 +1,4 @@
-//! Report as headings, tables, code and pictures, independent of the output format.
+//! Report as headings, tables, code and charts, independent of the output format.
 
 use lambert_store::run::CONFIG;
 

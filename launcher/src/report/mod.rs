@@ -3,8 +3,8 @@
 //! - [`collect`]: facts of a run, from its store; [`extra`]: losses on extra held-out datasets; [`gpus`]: values and Xid
 //!   errors of its GPUs
 //! - [`card`]: model card of an exported checkpoint; [`datasets`]: its training data
-//! - [`document`]: the report as headings, tables, code and pictures; [`html`], [`markdown`]: its formats
-//! - [`chart`]: pictures as SVG
+//! - [`document`]: the report as headings, tables, code and charts; [`html`], [`markdown`]: its formats
+//! - [`chart`]: charts as SVG
 
 pub mod card;
 pub mod chart;

@@ -59,11 +59,11 @@ pub fn check(config: &RunConfig, import: Option<BaseModelInfo>, opened: &OpenDat
     Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues }.into())
 }
 
-/// Rejects a model without segments that no class of transformers would load. Runs of earlier versions may have one.
+/// Rejects a model without segments that no transformers class would load. Runs of earlier versions may have one.
 fn check_segments(model: &Model, issues: &mut Vec<ConfigIssue>) {
     if model.family.has_segments() && model.segments == 0 {
-        let message = format!("is 0; must be above 0: a model of family {} has segment embeddings", model.family);
-        issues.push(ConfigIssue::new("model.segments", message));
+        let message = format!("must be above 0, because a model of family {} has segment embeddings", model.family);
+        issues.push(ConfigIssue::of_value("model.segments", 0, message));
     }
 }
 
@@ -95,10 +95,10 @@ fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
     }))
 }
 
-/// Message about a URL that names no checkpoint. A folder of transformers has another prefix.
+/// Message about a URL that names no checkpoint. A transformers folder has another prefix.
 fn not_a_checkpoint(url: &str) -> String {
     let expected = match Path::new(url).join(names::TRANSFORMERS_CONFIG).is_file() {
-        true => format!("{PREFIX}{url} for a folder of transformers"),
+        true => format!("{PREFIX}{url} for a transformers folder"),
         false => names::CHECKPOINT_URL.to_owned(),
     };
     format!("{} is not a checkpoint; expected {expected}", lambert_store::shown(url))

@@ -65,7 +65,8 @@ pub fn check(arguments: &cli::Run) -> Outcome {
         let device = match machine::device(&validated) {
             // For example a login node.
             Err(failure) if !machine::has_gpu_driver() => {
-                warnings.push(format!("{failure}; this machine has no driver of NVIDIA, so a start here would fail"));
+                warnings
+                    .push(format!("{failure}; this machine has no NVIDIA driver, so a run started here would fail"));
                 None
             }
             device => device?,

@@ -31,9 +31,9 @@ fn warning(key: &str, ranks: usize, threads: usize, processors: usize) -> Option
     let all = ranks.saturating_mul(threads);
     (all > processors).then(|| {
         format!(
-            "{ranks} ranks on this host ({key}) with {threads} threads each (device.threads) are {all} threads, but the host \
-             has {processors} processors for them (within its CPU affinity and cgroup): steps are slow; reduce device.threads \
-             or the ranks"
+            "{ranks} ranks on this host ({key}) start {threads} threads each (device.threads), {all} in total, but only \
+             {processors} processors are available (CPU affinity, cgroup): steps will be slow; reduce device.threads or the \
+             number of ranks"
         )
     })
 }
@@ -48,7 +48,8 @@ mod tests {
     fn more_threads_than_processors_are_warned_about() {
         assert_eq!(warning("cluster.ranks", 4, 4, 16), None);
         let shown = warning("cluster.ranks", 4, 5, 16).unwrap();
-        let start = "4 ranks on this host (cluster.ranks) with 5 threads each (device.threads) are 20 threads, but the host has 16 ";
+        let start =
+            "4 ranks on this host (cluster.ranks) start 5 threads each (device.threads), 20 in total, but only 16 ";
         assert!(shown.starts_with(start), "{shown}");
     }
 
@@ -62,7 +63,7 @@ mod tests {
         };
         assert_eq!(on_hosts(&[("elsewhere.invalid", 500)]), None);
         let shown = on_hosts(&[("elsewhere.invalid", 500), (&host::name(), 7)]).unwrap();
-        assert!(shown.starts_with("7 ranks on this host (cluster.hosts) with 1000 threads each"), "{shown}");
+        assert!(shown.starts_with("7 ranks on this host (cluster.hosts) start 1000 threads each"), "{shown}");
         assert_eq!(find(&config, &HostPool::Allocation(Vec::new())), None);
         assert!(find(&config, &HostPool::Here).unwrap().starts_with("1000 ranks on this host (cluster.ranks)"));
     }

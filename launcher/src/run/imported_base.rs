@@ -1,4 +1,4 @@
-//! `run.from = "hf:FOLDER"`: a run starts from a folder of Hugging Face Transformers. The start imports the model to
+//! `run.from = "hf:FOLDER"`: a run starts from a Hugging Face Transformers folder. The start imports the model to
 //! `imported` in the store of the run, and the stored configuration names its checkpoint.
 
 use std::path::Path;
@@ -25,7 +25,9 @@ enum ImportedBaseError {
     Late { url: String, folder: String },
     #[error("{url} was written concurrently by another start of this run; start the run again")]
     Concurrent { url: String },
-    #[error("{url} is not from an import; the model of run.from would replace it: use another --run, or move it away")]
+    #[error(
+        "the model of run.from would replace {url}, which is not from an import; use another --run, or move it away"
+    )]
     OtherObject { url: String },
 }
 

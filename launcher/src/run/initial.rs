@@ -18,7 +18,7 @@ use crate::status::{self, Status};
 /// Time limit for reading the store. There are about ten requests, and each may be retried for three minutes.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Maximum size of the history, bytes.
-const LONGEST: u64 = 16 << 20;
+const MAX_HISTORY_BYTES: u64 = 16 << 20;
 
 /// Initial state of a coordinator.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ fn before(store: &Store) -> Status {
 
 /// Reads the history of earlier coordinators. Returns the default if the history is unreadable.
 fn remembered(store: &Store) -> RestartHistory {
-    let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
+    let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, MAX_HISTORY_BYTES) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return RestartHistory::default(),
         Err(error) => {

@@ -39,13 +39,16 @@ pub fn to_store(path: Option<&str>, store: &Store, is_new: bool, replace: bool) 
     match read(path) {
         Ok(list) if list == stored => Ok(None),
         Ok(list) if replace => {
-            tracing::info!("configuration changed: the phrases of the run are those of {path} now");
+            tracing::info!("configuration changed: the run now uses the phrases in {path}");
             Ok(Some(list))
         }
         Err(error) if replace => Err(Failure::usage(error)),
         found => {
             let (what, stored) = (if found.is_ok() { "has changed" } else { "cannot be read" }, store.url());
-            tracing::warn!("{path} {what}; the run keeps its phrases ({stored}/{PHRASES}) unless --allow-change {KEY}");
+            tracing::warn!(
+                "{path} {what}; the run keeps its stored phrases ({stored}/{PHRASES}); to replace them, add \
+                 --allow-change {KEY}"
+            );
             Ok(None)
         }
     }

@@ -116,9 +116,9 @@ fn gpu_lines(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
             TokenBudget::Auto => format!(
                 "stage {index} uses the largest micro-batches that fit into GPU memory, of at most {} tokens; it needs {:.1} to {:.1} \
                  GiB per rank",
-                TokenBudget::LARGEST_AUTO,
+                TokenBudget::MAX_AUTO,
                 gib(needed(0)),
-                gib(needed(TokenBudget::LARGEST_AUTO))
+                gib(needed(TokenBudget::MAX_AUTO))
             ),
         }
     };

@@ -39,7 +39,9 @@ enum TeacherError {
     TwoNetworks { url: String },
     #[error("{KEY}")]
     Checkpoint { source: Error },
-    #[error("{KEY}: {url} is not part of a teacher, which would replace it: use another --run, or move it away")]
+    #[error(
+        "{KEY}: the copy of the teacher would replace {url}, which is not part of a teacher; use another --run, or move it away"
+    )]
     OtherObject { url: String },
     #[error("{KEY}: {url} is this run's own copy of its teacher; expected the run of the teacher, or hf:FOLDER")]
     OwnCopy { url: String },
@@ -69,7 +71,7 @@ pub struct NewTeacher {
 
 /// Source of the weights of a teacher.
 enum Source {
-    /// A folder of Hugging Face Transformers.
+    /// A Hugging Face Transformers folder.
     Folder(Box<Import>),
     /// A checkpoint of a run.
     Checkpoint {
@@ -325,8 +327,8 @@ pub fn check(
         issues.push(ConfigIssue::new("objective.teacher.cosine_weight", message));
     }
     if config.device.unpadded == Unpadded::Always && info.model.position_buckets > 0 {
-        let message = format!("is \"always\", but {from} has relative positions, which need padded samples");
-        issues.push(ConfigIssue::new("device.unpadded", message));
+        let message = format!("{from} has relative positions, which need padded samples");
+        issues.push(ConfigIssue::of_value("device.unpadded", "\"always\"", message));
     }
     let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
     let mut vocabulary = None;

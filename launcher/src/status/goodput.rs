@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of checkpoints kept.
-const MOST: usize = 32;
+const MAX_CHECKPOINTS: usize = 32;
 
 /// Category of wall-clock time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -132,7 +132,7 @@ impl Goodput {
     /// Keeps the productive seconds up to a checkpoint.
     pub fn mark(&mut self, step: u64, productive: f64) {
         self.checkpoints.insert(step, productive);
-        while self.checkpoints.len() > MOST {
+        while self.checkpoints.len() > MAX_CHECKPOINTS {
             self.checkpoints.pop_first();
         }
     }

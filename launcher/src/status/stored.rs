@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::host;
 
 /// Maximum size of a status, bytes.
-pub const LONGEST: u64 = 16 << 20;
+pub const MAX_STATUS_BYTES: u64 = 16 << 20;
 
 /// Seconds without an update after which a coordinator on another host may be dead. An update in the future is as old: the clock
 /// of that host is wrong.
@@ -65,7 +65,7 @@ pub fn read(store: &Store) -> Result<Option<Status>, Failure> {
 
 /// Like [`read`]. A damaged status is an inner error, for commands that have other facts of the run to show.
 pub fn read_if_intact(store: &Store) -> Result<Result<Option<Status>, DamagedStatus>, Failure> {
-    match store.get_at_most(OBJECT, LONGEST) {
+    match store.get_at_most(OBJECT, MAX_STATUS_BYTES) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).map(Some).map_err(|error| {
             let (url, message) = (store.url().to_owned(), error.to_string());
             DamagedStatus { url, message }

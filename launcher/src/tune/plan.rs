@@ -31,7 +31,7 @@ const COMMON: &str = "tune.toml";
 /// Configuration of the best run.
 pub const BEST: &str = "best.toml";
 /// Maximum size of a configuration, bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Sections that affect results although they do not change the trained model.
 const RESULT_SECTIONS: [&str; 2] = ["evaluation", "guard"];
 
@@ -71,7 +71,7 @@ pub enum PlanError {
     #[error("--config {}: `lambert tune` overwrites this file in --runs; use a copy outside", .0.display())]
     Own(PathBuf),
     /// The folder of the runs is a run itself.
-    #[error("--runs {url} is a run ({object} exists), which would then have runs inside; use another --runs")]
+    #[error("--runs {url} is itself a run ({object} exists), and runs cannot be nested; use another --runs")]
     Run {
         /// URL of the runs.
         url: String,
@@ -223,7 +223,7 @@ fn has_runs(store: &Store) -> Result<bool, Failure> {
 
 /// Reads the common configuration of existing runs, if any.
 fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
-    match store.get_at_most(COMMON, LONGEST) {
+    match store.get_at_most(COMMON, MAX_CONFIG_BYTES) {
         Ok(bytes) => {
             let unreadable = |source| Failure::failed(PlanError::Unreadable { url: store.url().to_owned(), source });
             Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&bytes), COMMON).map(Some).map_err(unreadable)
@@ -284,7 +284,7 @@ mod tests {
             store.put(object, "".into()).unwrap();
             let failure = reject_run(&store).unwrap_err();
             assert_eq!(failure.code, lambert_config::exit::USAGE);
-            assert!(failure.to_string().contains(&format!("is a run ({object} exists)")), "{failure}");
+            assert!(failure.to_string().contains(&format!("is itself a run ({object} exists)")), "{failure}");
         }
     }
 

@@ -100,7 +100,7 @@ pub fn seconds(run: &Store) -> Result<f64, Error> {
 /// Name of the object with all results.
 const OBJECT: &str = "tune.json";
 /// Maximum size of the results, bytes.
-const LONGEST: u64 = 16 << 20;
+const MAX_RESULTS_BYTES: u64 = 16 << 20;
 
 /// Results of all runs so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -115,7 +115,7 @@ impl Results {
     /// # Errors
     /// The store fails, or the object is invalid.
     pub fn read(store: &Store) -> Result<Self, ResultsError> {
-        match store.get_at_most(OBJECT, LONGEST) {
+        match store.get_at_most(OBJECT, MAX_RESULTS_BYTES) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .map_err(|source| ResultsError::Unreadable { url: store.url().to_owned(), source }),
             Err(error) if error.is_not_found() => Ok(Self::default()),

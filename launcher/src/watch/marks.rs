@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::status::Downtime;
 
 /// Maximum number of marks of a kind; the newest are kept.
-pub const MOST: usize = 200;
+pub const MAX_MARKS: usize = 200;
 
 /// Steps of a stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -55,7 +55,7 @@ pub fn checkpoints(saves: &[AttemptStep], rollbacks: &Rollbacks) -> Vec<ChartMar
         let text = format!("{}{}", save.name(), if rollbacks.invalidate(*save) { " (rolled back)" } else { "" });
         ChartMark { kind: MarkKind::Checkpoint, step: save.step, text }
     };
-    saves[saves.len().saturating_sub(MOST)..].iter().map(mark).collect()
+    saves[saves.len().saturating_sub(MAX_MARKS)..].iter().map(mark).collect()
 }
 
 /// A failure and its recovery, for users.
@@ -73,7 +73,7 @@ pub fn failures(failures: &[DescribedFailure], rollbacks: &Rollbacks) -> Vec<Cha
 }
 
 fn newest(mut marks: Vec<ChartMark>) -> Vec<ChartMark> {
-    marks.drain(..marks.len().saturating_sub(MOST));
+    marks.drain(..marks.len().saturating_sub(MAX_MARKS));
     marks
 }
 

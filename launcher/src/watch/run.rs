@@ -22,7 +22,7 @@ use crate::stored_config;
 /// Maximum number of steps kept from the status, whose records are not in the store yet.
 const LIVE: usize = 2000;
 /// Maximum number of undone buckets and of evaluations.
-const MOST: usize = 1000;
+const MAX_POINTS: usize = 1000;
 
 /// Data of a run for the page.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -198,7 +198,7 @@ impl WatchedRun {
         if let Some(record) = &status.latest.record {
             let position = AttemptStep { attempt, step: record.step };
             let last = self.live.last().map(|(position, _)| *position).or(recorded);
-            // At the start of an attempt the status has the last record of the one before.
+            // At the start of an attempt, the status contains the last record of the previous one.
             let is_of_attempt = status.state == RunState::Training && record.step == status.progress.step;
             if is_of_attempt && Some(position) > last {
                 self.live.push((position, Point::from(record)));
@@ -227,7 +227,7 @@ impl WatchedRun {
         let config = self.config.as_ref().map(|(_, config)| config);
         let (series, timeline) = self.steps.effective(&self.live, &mut StepFlops::new(config, self.vocabulary));
         let mut undone = self.steps.undone(&self.live);
-        undone.buckets.drain(..undone.buckets.len().saturating_sub(MOST));
+        undone.buckets.drain(..undone.buckets.len().saturating_sub(MAX_POINTS));
         let stages = timeline.stages(config);
         let marks = [
             marks::checkpoints(&self.records.saves(), self.records.rollbacks()),
@@ -246,7 +246,7 @@ impl WatchedRun {
         });
         let evaluations: Vec<_> = evaluations.collect();
         // Of many, every second, third, ... and the last.
-        let stride = evaluations.len().div_ceil(MOST).max(1);
+        let stride = evaluations.len().div_ceil(MAX_POINTS).max(1);
         let chosen = || evaluations.iter().rev().step_by(stride).rev();
         let mut columns = Map::new();
         columns.insert("step".into(), chosen().map(|evaluation| Value::from(evaluation.step)).collect());

@@ -2,7 +2,7 @@
 
 use lambert_config::RunConfig;
 
-use super::marks::{ChartMark, MOST, MarkKind, StageBand};
+use super::marks::{ChartMark, MAX_MARKS, MarkKind, StageBand};
 use super::point::Point;
 use crate::text;
 
@@ -28,7 +28,7 @@ impl Timeline {
         {
             let text = format!("{} skipped ({} so far)", text::counted(count, "sample"), point.skipped_samples);
             self.skipped.push(ChartMark { kind: MarkKind::Skipped, step, text });
-            self.skipped.drain(..self.skipped.len().saturating_sub(MOST));
+            self.skipped.drain(..self.skipped.len().saturating_sub(MAX_MARKS));
         }
     }
 

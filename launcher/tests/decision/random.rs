@@ -44,7 +44,7 @@ fn settings(seed: u64) -> Settings {
 }
 
 /// Maximum permitted time without a report: the timeout of a save.
-const LONGEST: Seconds = 90.0 + 60.0;
+const MAX_SILENCE: Seconds = 90.0 + 60.0;
 
 /// Independent model of the decision function that checks its invariants.
 #[derive(Default)]
@@ -116,13 +116,13 @@ impl InvariantChecker {
         }
         actions.iter().for_each(|action| self.act(at, action));
         self.verdict = state.verdict().cloned();
-        let late = at - self.alive > LONGEST && tick && self.verdict.is_none();
+        let late = at - self.alive > MAX_SILENCE && tick && self.verdict.is_none();
         assert!(!(late && self.active.is_some() && !self.ending), "a timeout was missed: {state:?}");
         let recent = self.restarts.iter().filter(|then| **then > at - self.window + 0.1).count();
         assert!(recent <= RESTARTS, "{recent} restarts in {} s", self.window);
         assert!(self.without_progress <= RESTARTS, "{} restarts without a new checkpoint", self.without_progress);
         assert!(self.rollbacks <= ROLLBACKS, "{} rollbacks before step {}", self.rollbacks, self.diverged_at);
-        assert!(self.waiting.is_none_or(|since| at - since <= 600.0 + 61.0 + LONGEST || self.verdict.is_some()));
+        assert!(self.waiting.is_none_or(|since| at - since <= 600.0 + 61.0 + MAX_SILENCE || self.verdict.is_some()));
     }
 
     fn act(&mut self, at: Seconds, action: &Action) {

@@ -50,8 +50,8 @@ use known_checkpoints::KnownCheckpoints;
 use schedule::SaveSchedule;
 
 /// Polling intervals while waiting for a save.
-const SHORTEST_POLL: Duration = Duration::from_millis(1);
-const LONGEST_POLL: Duration = Duration::from_millis(50);
+const MIN_POLL: Duration = Duration::from_millis(1);
+const MAX_POLL: Duration = Duration::from_millis(50);
 
 /// Schedules and runs saves, and keeps the step records of each checkpoint.
 pub struct Saver<'a> {
@@ -253,7 +253,7 @@ impl<'a> Saver<'a> {
     pub fn wait_for_save(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let (mut watch, before) = (Stopwatch::start(), self.stall);
         self.start_uploads(true)?;
-        let mut pause = SHORTEST_POLL;
+        let mut pause = MIN_POLL;
         while self.save.is_some() {
             self.session.control.set_phase(WorkerPhase::Save);
             if self.session.control.stop_is_requested() {
@@ -264,7 +264,7 @@ impl<'a> Saver<'a> {
             self.advance(collective, &agreement)?;
             if self.save.is_some() {
                 std::thread::sleep(pause);
-                pause = (2 * pause).min(LONGEST_POLL);
+                pause = (2 * pause).min(MAX_POLL);
             }
         }
         self.stall = before + watch.lap();

@@ -103,7 +103,7 @@ impl KernelArguments {
     }
 
     /// Appends a pointer to the elements of a contiguous tensor. The tensor must stay alive until the kernel completes.
-    /// The caching allocator of libtorch ensures this for work on the stream of the tensor.
+    /// The libtorch caching allocator ensures this for work on the stream of the tensor.
     pub fn tensor(mut self, tensor: &Tensor) -> Self {
         assert!(tensor.is_contiguous(), "kernel argument is not contiguous: {tensor:?}");
         self.words.push(tensor.data_ptr() as u64);

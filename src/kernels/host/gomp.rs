@@ -1,4 +1,4 @@
-//! Parallel loops on the OpenMP threads of libtorch (libgomp). OpenMP threads spin after each operation, so additional
+//! Parallel loops on libtorch's OpenMP threads (libgomp). OpenMP threads spin after each operation, so additional
 //! threads would compete with them for CPU cores.
 
 use std::any::Any;

@@ -1,4 +1,4 @@
-//! CPU kernels: loops over slices, on the threads of libtorch or on scoped threads.
+//! CPU kernels: loops over slices, on the libtorch threads or on scoped threads.
 //! No other file takes a slice of a tensor.
 
 mod adamw;

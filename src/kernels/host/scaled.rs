@@ -1,6 +1,6 @@
 //! Updates with a step size for each tensor. The update of a tensor is the Adam direction plus weight decay.
 //!
-//! - LAMB (arXiv 1904.00962, algorithm 2, with the details of the BERT recipe of NVIDIA) multiplies the learning rate by
+//! - LAMB (arXiv 1904.00962, algorithm 2, with the details of NVIDIA's BERT recipe) multiplies the learning rate by
 //!   the ratio of the weight norm to the update norm.
 //! - StableAdamW (arXiv 2304.13013) divides the learning rate by the root mean square of `gradient / sqrt(v_hat)` if it is
 //!   above 1.

@@ -259,7 +259,7 @@ fn number_of_operations_does_not_depend_on_samples() {
         assert_eq!(four - three, three - two, "{layout:?}");
         assert_eq!(operations(layout, 3, 24), three, "{layout:?}: more samples");
         eprintln!(
-            "{layout:?}: {} operations of libtorch in a layer, {} in all others",
+            "{layout:?}: {} libtorch operations in a layer, {} in all others",
             three - two,
             three - 3 * (three - two)
         );

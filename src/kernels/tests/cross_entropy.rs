@@ -1,4 +1,4 @@
-//! Tests of the cross-entropy over the vocabulary: the emulated GPU compared with single operations of libtorch in f32.
+//! Tests of the cross-entropy over the vocabulary: the emulated GPU compared with single libtorch operations in f32.
 
 use tch::{Reduction, Tensor};
 

@@ -22,7 +22,7 @@ fn distance(a: &Tensor, b: &Tensor) -> f64 {
 /// Result and gradients: result, of x, of the residual, of weight, bias and linear bias.
 type Results = [Tensor; 6];
 
-/// Computes the operation with `kernels`, or with single operations of libtorch if `kernels` is `None`.
+/// Computes the operation with `kernels`, or with single libtorch operations if `kernels` is `None`.
 fn results(shape: &[i64], kind: Kind, drops: bool, kernels: Option<&dyn Kernels>) -> Results {
     let count = shape.iter().product::<i64>() as usize;
     let values = |seed: u64| {

@@ -1,4 +1,4 @@
-//! Tests of soft targets: the emulated GPU compared with single operations of libtorch.
+//! Tests of soft targets: the emulated GPU compared with single libtorch operations.
 
 use tch::Tensor;
 

@@ -63,7 +63,7 @@ fn positions_in_spans_follow_the_lengths() {
         total += found.labels.len() as u64;
     }
     assert_eq!(total, SAMPLES * LIMIT as u64);
-    let longest = LONGEST_SPAN as usize;
+    let longest = MAX_SPAN_WORDS as usize;
     let all: f64 = (0..longest).map(|length| 0.8_f64.powi(length as i32)).sum();
     // Probability that a span has more than `offset` words.
     let longer = |offset: usize| (offset..longest).map(|length| 0.8_f64.powi(length as i32)).sum::<f64>() / all;

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 /// File name of NCCL.
 const NAME: &str = "libnccl.so.2";
-/// File name prefix of the CUDA runtime. Some builds of NCCL require that the CUDA runtime is loaded first.
+/// File name prefix of the CUDA runtime. Some NCCL builds require that the CUDA runtime is loaded first.
 const CUDA_RUNTIME_PREFIX: &str = "libcudart.so.";
 /// Minimum version: 2.14, the first version with non-blocking communicators.
 const MIN_VERSION: i32 = 21400;
@@ -95,7 +95,7 @@ impl NcclLibrary {
             return Self::new(loaded, loaded_path().unwrap_or_else(|| NAME.into()));
         }
         let path = Self::find(folders)?;
-        // Some builds of NCCL find the CUDA runtime only if it is already loaded.
+        // Some NCCL builds find the CUDA runtime only if it is already loaded.
         for runtime in folders.iter().filter_map(|folder| find_by_prefix(folder, CUDA_RUNTIME_PREFIX)) {
             let _ = load(&runtime, RTLD_GLOBAL).map(std::mem::forget);
         }

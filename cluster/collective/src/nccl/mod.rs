@@ -20,7 +20,7 @@
 //! do, it asks the RAS service of NCCL which ranks are behind. This takes at most three quarters of the timeout.
 //!
 //! **Failures.** While the backend waits, it polls for asynchronous NCCL errors. After any failure it aborts the
-//! communicator. The abort stops the kernels of NCCL on the device, so the bucket is no longer accessed. All later
+//! communicator. The abort stops the NCCL kernels on the device, so the bucket is no longer accessed. All later
 //! operations return the same error.
 //!
 //! [`NcclLibrary::open`]: crate::nccl::NcclLibrary::open

@@ -13,7 +13,7 @@ pub struct NcclReport {
     pub path: String,
     /// `NCCL_*` environment variables, as `NAME=VALUE`.
     pub variables: Vec<String>,
-    /// Transports to other ranks. `None` if the log of NCCL was not captured.
+    /// Transports to other ranks. `None` if the NCCL log was not captured.
     pub transports: Option<Transports>,
 }
 
@@ -39,7 +39,7 @@ pub fn environment_variables(environment: impl Iterator<Item = (String, String)>
 /// Transports that NCCL uses between ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transports {
-    /// Transport names of NCCL, such as `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`.
+    /// NCCL transport names, such as `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`.
     pub used: BTreeSet<String>,
     /// True if the GPUs of a host are connected by NVLink.
     pub has_nvlink: bool,

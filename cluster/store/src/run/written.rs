@@ -6,7 +6,7 @@ use super::{
     attempt_of_lease, attempt_of_record, is_moments, is_nccl_report_or_log, position_of_records,
 };
 
-/// Prefix of the reports and logs of NCCL.
+/// Prefix of the NCCL reports and logs.
 const NCCL: &str = "nccl";
 
 /// Objects of a run with a fixed name.

@@ -40,7 +40,7 @@ pub struct ImportedModel {
     pub first_position: usize,
     /// Prefix of the names of the encoder's tensors. Classes without heads leave it out.
     pub prefix: &'static str,
-    /// Old and new beginnings of names that older versions of transformers write. The first that fits applies.
+    /// Old and new beginnings of names that older transformers versions write. The first that fits applies.
     pub old_names: &'static [(&'static str, &'static str)],
 }
 

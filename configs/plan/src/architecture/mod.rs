@@ -86,7 +86,7 @@ impl TransformersModel {
         }
     }
 
-    /// Returns a setting of the model that no class of transformers has, if there is one.
+    /// Returns a setting of the model that no transformers class has, if there is one.
     pub fn unsupported(model: &Model) -> Option<&'static str> {
         match model.family {
             Family::Modernbert => modernbert::unsupported(model),

@@ -137,7 +137,7 @@ pub enum Head {
 }
 
 impl Head {
-    /// True if the classes of transformers have this head. Other heads are not exported.
+    /// True if the transformers classes have this head. Other heads are not exported.
     pub fn is_exported(self) -> bool {
         self != Self::SpanBoundary
     }

@@ -34,7 +34,7 @@ pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
     of_class(shape, "RobertaForMaskedLM", "roberta")
 }
 
-/// Describes the model as a class of transformers whose positions of tokens begin after the id of the padding token.
+/// Describes the model as a transformers class whose positions of tokens begin after the id of the padding token.
 pub fn of_class(shape: ExportedShape<'_>, class: &'static str, model_type: &str) -> TransformersModel {
     let first_position = shape.pad as usize + 1;
     let keys = shape.keys(shape.model.positions + first_position);

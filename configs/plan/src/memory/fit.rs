@@ -31,7 +31,7 @@ pub struct Shortage {
 
 /// Returns the micro-batch size of each stage in tokens, which is the same on all `world` ranks. The size is the
 /// configured number. For `"auto"`, it is the size of an earlier attempt in `earlier` (by stage index) if that fits,
-/// otherwise the largest number that fits, at most [`TokenBudget::LARGEST_AUTO`]. Without a `budget`, no rank uses a GPU.
+/// otherwise the largest number that fits, at most [`TokenBudget::MAX_AUTO`]. Without a `budget`, no rank uses a GPU.
 /// In this case nothing is checked, and `"auto"` means [`TokenBudget::AUTO_ON_CPU`].
 ///
 /// # Errors
@@ -63,7 +63,7 @@ pub fn micro_batches(
 /// memory of the GPU; `None` if it is unknown, and then enough, or if the ranks use CPUs. A stage that does not fit gets
 /// micro-batches of one sample.
 pub fn replace_auto(config: &mut RunConfig, data: &[DatasetShape], budget: Option<&GpuBudget>) {
-    let auto = if uses_gpu(config) { TokenBudget::LARGEST_AUTO } else { TokenBudget::AUTO_ON_CPU };
+    let auto = if uses_gpu(config) { TokenBudget::MAX_AUTO } else { TokenBudget::AUTO_ON_CPU };
     let chosen = |(index, data): (usize, &DatasetShape)| match budget {
         Some(budget) => {
             let chooser = Chooser { config, index, data: *data, world: config.cluster.ranks, budget, earlier: None };
@@ -109,7 +109,7 @@ impl Chooser<'_> {
             (TokenBudget::Auto, _) => {
                 let largest = gpu::largest(self.config, self.index, self.data, self.world, usable);
                 let largest = largest.ok_or_else(|| self.issue(longest, free))?;
-                let most = largest.min(TokenBudget::LARGEST_AUTO.max(longest));
+                let most = largest.min(TokenBudget::MAX_AUTO.max(longest));
                 Ok(rounded_down(most / longest) * longest)
             }
             (TokenBudget::Tokens(tokens), _) if fits(tokens) => Ok(tokens),
@@ -231,7 +231,7 @@ mod tests {
         assert!(gpu::needed(&config, 0, DATA, 8, taken + taken / 7) > usable, "{taken} is far below the limit");
         let taken: std::collections::BTreeSet<usize> = (0..64).map(|step| auto(14 * GIB + (step << 22))).collect();
         assert!(taken.len() <= 2, "256 MiB in 64 steps: {taken:?}");
-        assert_eq!([80, 139].map(|free| auto(free * GIB)), [TokenBudget::LARGEST_AUTO; 2]);
+        assert_eq!([80, 139].map(|free| auto(free * GIB)), [TokenBudget::MAX_AUTO; 2]);
         // The size is at most the rank batch.
         let mut small = config.clone();
         small.stage[0].global_batch = 64;
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(with(Some(first), 8 * GIB), Ok(less));
         assert_eq!(with(Some(64), 12 * GIB), Ok(first), "the samples are longer now");
         // A version without a limit chose more.
-        let many = 2 * TokenBudget::LARGEST_AUTO;
+        let many = 2 * TokenBudget::MAX_AUTO;
         assert_eq!(with(Some(many), 139 * GIB), Ok(many));
         let fixed = micro_batches(&config, &[DATA; 2], 8, Some(&room(80 * GIB)), &[None, Some(256)]).unwrap();
         assert_eq!(fixed[1], 4096, "a configured size is kept");

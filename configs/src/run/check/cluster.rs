@@ -1,5 +1,7 @@
 //! Validation of the sections `device` and `cluster`.
 
+use std::fmt::Display;
+
 use super::{minutes, not_negative, positive};
 use crate::duration;
 use crate::load::ConfigIssue;
@@ -20,26 +22,25 @@ impl RunConfig {
         if !self.cluster.all_reduce.canonical {
             return;
         }
-        let mut wrong = |key: &str, message: &str| {
-            issues.push(ConfigIssue::new(key, format!("{message} (cluster.all_reduce.canonical is true)")));
+        let mut wrong = |key: &str, value: &dyn Display, message: &str| {
+            let message = format!("{message} (cluster.all_reduce.canonical is true)");
+            issues.push(ConfigIssue::of_value(key, value, message));
         };
         if self.cluster.ranks > CANONICAL_SHARDS {
-            wrong(
-                "cluster.ranks",
-                &format!("is {}, more than the {CANONICAL_SHARDS} shards of a global batch", self.cluster.ranks),
-            );
+            let message = format!("must be at most {CANONICAL_SHARDS}, the number of shards of a global batch");
+            wrong("cluster.ranks", &self.cluster.ranks, &message);
         }
         if self.device.kind == DeviceKind::Cuda {
-            wrong("device.kind", "is \"cuda\", whose results differ between numbers of ranks");
+            wrong("device.kind", &"\"cuda\"", "results of GPUs differ between numbers of ranks");
         }
         if self.cluster.all_reduce.dtype == ReduceDtype::Bf16 {
-            wrong("cluster.all_reduce.dtype", "is \"bf16\", but gradients are summed exactly");
+            wrong("cluster.all_reduce.dtype", &"\"bf16\"", "gradients are summed exactly");
         }
         if self.cluster.all_reduce.overlap == Some(true) {
-            wrong("cluster.all_reduce.overlap", "is true, but gradients are summed after the backward pass");
+            wrong("cluster.all_reduce.overlap", &true, "gradients are summed after the backward pass");
         }
         if self.model.attention == Attention::Fused && self.model.drops_attention() {
-            wrong("model.attention", "is \"fused\", whose dropout depends on micro-batches; use \"keyed\"");
+            wrong("model.attention", &"\"fused\"", "its dropout depends on micro-batches; use \"keyed\"");
         }
     }
 

@@ -31,7 +31,7 @@ impl RunConfig {
             ] {
                 positive(&key(name), value as f64, issues);
                 if value > MAX_DIMENSION {
-                    issues.push(ConfigIssue::new(key(name), format!("is {value}; must be at most {MAX_DIMENSION}")));
+                    issues.push(ConfigIssue::of_value(key(name), value, format!("must be at most {MAX_DIMENSION}")));
                 }
             }
             if generator.heads > 0 && !generator.hidden.is_multiple_of(generator.heads) {
@@ -43,10 +43,10 @@ impl RunConfig {
             let layers = stage.depth(&self.model);
             if layers != self.model.layers {
                 let message = format!(
-                    "is {layers}, model.layers is {}; a model with objective.replaced_tokens cannot grow",
+                    "must be model.layers ({}), because a model with objective.replaced_tokens cannot grow",
                     self.model.layers
                 );
-                issues.push(ConfigIssue::new(format!("stage.{index}.layers"), message));
+                issues.push(ConfigIssue::of_value(format!("stage.{index}.layers"), layers, message));
             }
         }
     }

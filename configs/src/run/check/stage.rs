@@ -33,13 +33,16 @@ impl Stage {
         }
         positive(&key("global_batch"), self.global_batch as f64, issues);
         if self.global_batch > MAX_BATCH {
-            let message = format!("is {}; must be at most {MAX_BATCH}", self.global_batch);
-            issues.push(ConfigIssue::new(key("global_batch"), message));
+            let message = format!("must be at most {MAX_BATCH}");
+            issues.push(ConfigIssue::of_value(key("global_batch"), self.global_batch, message));
         }
         if let Some(ramp) = self.batch_ramp
             && !((1..=self.global_batch).contains(&ramp.start) && (1..=self.max_steps()).contains(&ramp.steps))
         {
-            let message = "start must be from 1 to global_batch, steps from 1 to the stage's steps";
+            let message = format!(
+                "start is {} and steps is {}; start must be from 1 to global_batch, steps from 1 to the stage's steps",
+                ramp.start, ramp.steps
+            );
             issues.push(ConfigIssue::new(key("batch_ramp"), message));
         }
         positive(&key("micro_batch_tokens"), self.micro_batch_tokens.on_cpu() as f64, issues);
@@ -47,7 +50,8 @@ impl Stage {
         positive(&key("decay_power"), self.decay_power, issues);
         not_negative(&key("learning_rate_end"), self.learning_rate_end, issues);
         if !(0.0..=1.0).contains(&self.warmup) {
-            issues.push(ConfigIssue::new(key("warmup"), "is a fraction of the steps: from 0 to 1"));
+            let message = "must be from 0 to 1 (a fraction of the steps)";
+            issues.push(ConfigIssue::of_value(key("warmup"), self.warmup, message));
         }
         self.check_decay(&key("decay_fraction"), issues);
     }
@@ -56,8 +60,8 @@ impl Stage {
         let Some(part) = self.decay_fraction else { return };
         // 0.9 + 0.1 may round to more than 1.
         if !(0.0..=1.0).contains(&part) || self.warmup + part > 1.0 + 1e-9 {
-            let message = format!("{part} is not from 0 to {}, the steps after the warm-up", 1.0 - self.warmup);
-            issues.push(ConfigIssue::new(key, message));
+            let message = format!("must be from 0 to {} (1 - warmup)", 1.0 - self.warmup);
+            issues.push(ConfigIssue::of_value(key, part, message));
         }
         if matches!(self.decay, Decay::Constant | Decay::InverseSqrt) {
             let message = "needs a decay with an end: linear, polynomial, cosine or one-minus-sqrt";
@@ -103,14 +107,14 @@ impl Stage {
             issues.push(ConfigIssue::new(key("growth.identity"), message));
         }
         if to <= from && !self.growth.is_default() {
-            issues.push(ConfigIssue::new(key("growth"), "the stage does not add layers"));
+            issues.push(ConfigIssue::new(key("growth"), "has no effect: the stage does not add layers"));
         }
         if self.restart_optimizer && self.growth.moments.is_some() {
             issues.push(ConfigIssue::new(key("growth.moments"), "has no effect with restart_optimizer"));
         }
         if self.growth.new_layers_only > self.max_steps() {
-            let message = format!("is {}; the stage has {} steps", self.growth.new_layers_only, self.steps);
-            issues.push(ConfigIssue::new(key("growth.new_layers_only"), message));
+            let message = format!("must be at most the {} steps of the stage", self.max_steps());
+            issues.push(ConfigIssue::of_value(key("growth.new_layers_only"), self.growth.new_layers_only, message));
         }
     }
 }
@@ -118,7 +122,7 @@ impl Stage {
 /// Checks a number of tokens.
 pub(super) fn token_count(key: &str, tokens: f64, issues: &mut Vec<ConfigIssue>) {
     if !(1.0..=1e18).contains(&tokens) {
-        issues.push(ConfigIssue::new(key, format!("is {tokens}; must be from 1 to 1e18")));
+        issues.push(ConfigIssue::of_value(key, tokens, "must be from 1 to 1e18"));
     }
 }
 
@@ -132,7 +136,7 @@ mod tests {
             let layers = Layers::from_sets(&[format!("stage.0.global_batch={batch}")]);
             layers.parse::<RunConfig>("[[stage]]\n", "run.toml").unwrap_err().to_string()
         };
-        let limit = "stage.0.global_batch: is 9223372036854775807; must be at most 16777216";
+        let limit = "stage.0.global_batch = 9223372036854775807: must be at most 16777216";
         assert!(issues("9223372036854775807").contains(limit), "{}", issues("9223372036854775807"));
         assert!(!issues("16777216").contains("global_batch") && issues("16777217").contains("global_batch"));
     }

@@ -50,11 +50,11 @@ pub enum TryLock {
 /// to the lock file. The file of another user may be read-only.
 ///
 /// # Errors
-/// The file cannot be opened, is not a regular file, or has several names.
+/// The file cannot be opened, is not a regular file, or has several hard links.
 pub fn open(path: &Path) -> io::Result<File> {
     let refused = |what: &str| {
         let path = path.display();
-        io::Error::other(format!("{path} is {what}, expected a regular file with one name; remove it"))
+        io::Error::other(format!("{path} is {what}, expected a regular file with a single hard link; remove it"))
     };
     let no_follow = OFlags::NOFOLLOW.bits().cast_signed();
     let mut options = File::options();
@@ -76,7 +76,7 @@ pub fn open(path: &Path) -> io::Result<File> {
         _ if !found.is_file() => return Err(refused("not a regular file")),
         // Another process has just removed the lock file.
         0 | 1 => {}
-        names => return Err(refused(&format!("a file with {names} names"))),
+        links => return Err(refused(&format!("a file with {links} hard links"))),
     }
     // Other users of the folder lock the file, too. Only its owner can change its mode.
     let _ = file.set_permissions(Permissions::from_mode(0o666));
@@ -188,7 +188,7 @@ mod tests {
         std::os::unix::fs::symlink(&precious, &path).unwrap();
         refused("is a symbolic link");
         std::fs::hard_link(&precious, &path).unwrap();
-        refused("is a file with 2 names");
+        refused("is a file with 2 hard links");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         refused("is not a regular file");
         assert_eq!(std::fs::read(&precious).unwrap(), b"precious");

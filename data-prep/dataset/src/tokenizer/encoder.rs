@@ -31,13 +31,13 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Returns the token ids of `text`, without special tokens. The result is the same as that of
+    /// Returns the token IDs of `text`, without special tokens. The result is the same as that of
     /// [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
         self.encode_joined(&self.tokenizer.start(text))
     }
 
-    /// Returns the token ids of a text that follows other text after a space, such as the next sentence of a document.
+    /// Returns the token IDs of a text that follows other text after a space, such as the next sentence of a document.
     /// Byte-level BPE puts this space into the first token.
     pub fn encode_next(&mut self, text: &str) -> &[u32] {
         if !matches!(self.tokenizer.model, Model::Bpe { adds_space: false }) || text.is_empty() {
@@ -52,7 +52,7 @@ impl<'a> Encoder<'a> {
         &self.ids
     }
 
-    /// Returns the token ids of a text that follows other text without a space, such as the next sentence of a Chinese
+    /// Returns the token IDs of a text that follows other text without a space, such as the next sentence of a Chinese
     /// document. Byte-level BPE starts it without a space. For other models, the result is that of [`Encoder::encode`].
     pub fn encode_joined(&mut self, text: &str) -> &[u32] {
         let Self { tokenizer, word_cache, unigram_scratch, ids, library_ids, .. } = self;

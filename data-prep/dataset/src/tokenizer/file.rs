@@ -146,7 +146,8 @@ impl TokenizerFile {
         for token in added.as_array().map_or(&[][..], Vec::as_slice) {
             let id = token["id"].as_u64().and_then(|id| u32::try_from(id).ok());
             if id.and_then(|id| found.get(&id)).is_none_or(|found| token["content"] != found.content) {
-                return Err(format!("added_tokens: {} does not get the id {}", token["content"], token["id"]));
+                let (text, id) = (&token["content"], &token["id"]);
+                return Err(format!("added_tokens: the tokenizers library does not assign {text} the id {id}"));
             }
         }
         Ok(built)

@@ -36,7 +36,9 @@ pub fn check_sentences(file: &Json) -> Result<(), String> {
     ];
     for (key, members, kinds) in refused {
         if let Some(kind) = find_kind(&file[key], members, kinds) {
-            return Err(format!("{key}: {kind} tokenizes a sentence alone differently than in a text; remove it"));
+            return Err(format!(
+                "{key}: {kind} tokenizes a sentence differently on its own than within a text; remove it"
+            ));
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Models of SentencePiece (`spiece.model`, `spm.model`) as a tokenizer.json.
 //!
-//! The result has the rules that the converters of Hugging Face Transformers add for a family. At the end of a text it
+//! The result has the rules that the Hugging Face Transformers converters add for a family. At the end of a text it
 //! removes spaces as SentencePiece does.
 
 use std::collections::{HashMap, HashSet};
@@ -141,7 +141,10 @@ impl PieceList {
                 NORMAL => {}
                 UNKNOWN => unknown = Some(index),
                 CONTROL | USER_DEFINED => list.added.push((text.clone(), kind == CONTROL)),
-                _ => return Err(format!("piece {text:?} has the type {kind}; expected no bytes and no unused pieces")),
+                _ => {
+                    let why = "byte and unused pieces are not supported";
+                    return Err(format!("piece {text:?} has the type {kind}; {why}"));
+                }
             }
             list.pieces.push((text, score));
         }

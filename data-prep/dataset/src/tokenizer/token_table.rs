@@ -143,7 +143,7 @@ impl TokenTable {
         (0..self.size() as u32).filter(is_used).collect()
     }
 
-    /// Decodes token ids to text. In WordPiece, continuations are appended to their word, and spaces separate words.
+    /// Decodes token IDs to text. In WordPiece, continuations are appended to their word, and spaces separate words.
     /// Bytes that are no UTF-8 are replaced.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {

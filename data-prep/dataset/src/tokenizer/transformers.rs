@@ -48,7 +48,7 @@ pub fn files(
             "strip_accents": null,
             "clean_up_tokenization_spaces": true,
         }),
-        // Other classes of transformers write their own rules and ignore those of tokenizer.json.
+        // Other transformers classes write their own rules and ignore those of tokenizer.json.
         _ => json!({
             "tokenizer_class": class(model),
             "model_max_length": positions,
@@ -57,7 +57,7 @@ pub fn files(
     };
     if let Json::Object(config) = &mut config {
         config.extend(special.clone());
-        // The classes of transformers differ in their default.
+        // The transformers classes differ in their default.
         let inputs = match segments {
             0 | 1 => json!(["input_ids", "attention_mask"]),
             _ => json!(["input_ids", "token_type_ids", "attention_mask"]),

@@ -114,12 +114,12 @@ impl JsonlRows {
                 self.notices.push(SkipNotice::new("jsonl: row without text", at));
                 return Ok(None);
             }
-            Ok(FieldValue::HalfCharacters(text)) if self.invalid == Invalid::Replace => {
+            Ok(FieldValue::LoneSurrogates(text)) if self.invalid == Invalid::Replace => {
                 self.notices.push(SkipNotice::new(INVALID_REPLACED, at));
                 return Ok(Some(text));
             }
-            Ok(FieldValue::HalfCharacters(_)) => format!(
-                "{:?} on this line without half of a character (such as \\ud83d); invalid = \"replace\" replaces it",
+            Ok(FieldValue::LoneSurrogates(_)) => format!(
+                "{:?} on this line without lone surrogates (such as \\ud83d); invalid = \"replace\" replaces them",
                 self.field
             ),
             Ok(FieldValue::Other) => format!("a JSON object with a string in {:?} on this line", self.field),

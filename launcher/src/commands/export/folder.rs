@@ -1,4 +1,4 @@
-//! Directory of an exported model. It gets its files at once, and never overwrites another.
+//! Folder of an exported model. It gets its files at once, and never overwrites another.
 
 use std::fs::{DirEntry, File, Permissions, ReadDir};
 use std::io::{self, Write};
@@ -18,21 +18,21 @@ pub fn refuse_full(folder: &Path) -> Result<(), Failure> {
         Ok(true) => Err(Failure::usage(ExportError::NotEmpty { folder: folder.to_owned() })),
         Ok(false) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_symlink() => {
-            failed(io::Error::new(error.kind(), "it is a link to a directory that does not exist"))
+            failed(io::Error::new(error.kind(), "it is a link to a folder that does not exist"))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => failed(source),
     }
 }
 
-/// Start of the name of a temporary directory.
+/// Start of the name of a temporary folder.
 const TEMPORARY: &str = ".export-";
 
 fn is_temporary(entry: &DirEntry) -> bool {
     entry.file_name().as_encoded_bytes().starts_with(TEMPORARY.as_bytes())
 }
 
-/// True if a directory has entries other than temporary directories, which a killed export leaves behind.
+/// True if a folder has entries other than temporary folders, which a killed export leaves behind.
 fn has_files(mut entries: ReadDir) -> io::Result<bool> {
     entries.find(|entry| !entry.as_ref().is_ok_and(is_temporary)).transpose().map(|found| found.is_some())
 }
@@ -40,8 +40,8 @@ fn has_files(mut entries: ReadDir) -> io::Result<bool> {
 /// Number of bytes that are written at a time.
 const PIECE: usize = 8 << 20;
 
-/// Writes the files to a temporary directory. Renames it to `folder`, so that the destination is always complete. An
-/// existing directory stays, with its mode, and gets the files.
+/// Writes the files to a temporary folder. Renames it to `folder`, so that the destination is always complete. An
+/// existing folder stays, with its mode, and gets the files.
 pub fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Result<(), Failure> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -68,15 +68,15 @@ pub fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> R
         return move_files(temporary.path(), &absolute, files);
     }
     readable(temporary.path()).map_err(failed(folder))?;
-    // The rename replaces an empty directory. It fails if the directory is not empty.
+    // The rename replaces an empty folder. It fails if the folder is not empty.
     std::fs::rename(temporary.path(), &absolute).map_err(failed(folder))?;
     // The folder has another name now, so there is nothing to remove.
     let _ = temporary.keep();
     Ok(())
 }
 
-/// Moves the files from `temporary`, a directory in `folder`, to `folder`, which has no other files. The configuration
-/// is the last one: transformers loads no directory without it. Then removes the temporary directories of earlier
+/// Moves the files from `temporary`, a folder in `folder`, to `folder`, which has no other files. The configuration
+/// is the last one: transformers loads no folder without it. Then removes the temporary folders of earlier
 /// exports. Another export to `folder` that is still running fails: `folder` is no longer empty.
 fn move_files(temporary: &Path, folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
     let failed = |source| Failure::failed(ExportError::Write { path: folder.to_owned(), source });
@@ -94,7 +94,7 @@ fn move_files(temporary: &Path, folder: &Path, files: &[(&str, Vec<u8>)]) -> Res
     Ok(())
 }
 
-/// Lets all users read the directory. At first, only its owner can read a temporary directory.
+/// Lets all users read the folder. At first, only its owner can read a temporary folder.
 fn readable(folder: &Path) -> io::Result<()> {
     let mode = std::fs::metadata(folder)?.permissions().mode();
     std::fs::set_permissions(folder, Permissions::from_mode(mode | 0o755))

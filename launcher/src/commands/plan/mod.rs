@@ -1,6 +1,6 @@
 //! `lambert plan`: estimates time and memory of a run before it is started.
 //!
-//! - [`machine`]: compute rate of the machine; [`output`]: the plan as text; [`plot`]: time and efficiency as a picture
+//! - [`machine`]: compute rate of the machine; [`output`]: the plan as text; [`plot`]: time and efficiency as a chart
 
 mod machine;
 mod output;
@@ -31,7 +31,7 @@ const VOCABULARY: usize = 30522;
 
 #[derive(Debug, thiserror::Error)]
 enum PlanError {
-    #[error("{option}: is {value}; must be above 0{}", if *.most < f64::INFINITY { " and at most 1" } else { "" })]
+    #[error("{option} is {value}; must be above 0{}", if *.most < f64::INFINITY { " and at most 1" } else { "" })]
     Range { option: &'static str, value: f64, most: f64 },
     #[error("--tokens-per-sample has {found} numbers; expected one, or one for each of the {stages} stages")]
     Lengths { found: usize, stages: usize },

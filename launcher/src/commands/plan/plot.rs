@@ -3,7 +3,7 @@
 use lambert_plan::estimate::ScalingPoint;
 use plotters::prelude::*;
 
-/// Size of the picture, pixels.
+/// Size of the chart, pixels.
 const SIZE: (u32, u32) = (760, 340);
 const LINE: RGBColor = RGBColor(24, 90, 169);
 

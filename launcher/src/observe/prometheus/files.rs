@@ -12,7 +12,7 @@ use super::server::ServerError;
 /// Token file of a user, in the home folder.
 const DEFAULT: &str = ".config/lambert/prometheus.token";
 /// Maximum size of a token file, bytes.
-const LONGEST: u64 = 4096;
+const MAX_TOKEN_BYTES: u64 = 4096;
 /// Permissions of group and others.
 const OTHERS: u32 = 0o077;
 
@@ -44,7 +44,7 @@ fn read(file: File) -> io::Result<String> {
         return Err(refused(format!("other users may read it (mode {mode:04o}), expected a file of mode 0600")));
     }
     let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text)?;
+    file.take(MAX_TOKEN_BYTES).read_to_string(&mut text)?;
     match text.trim() {
         "" => Err(io::Error::new(io::ErrorKind::InvalidData, "it is empty; delete it to have a token created")),
         token => Ok(token.to_owned()),

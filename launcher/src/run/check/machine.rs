@@ -42,7 +42,7 @@ pub fn device(validated: &ValidatedRun) -> Result<Option<String>, Failure> {
     worker::device(validated.worker(), device, uses_nccl).map(Some).map_err(Failure::usage)
 }
 
-/// True if the kernel of this machine has loaded the driver of NVIDIA.
+/// True if the kernel of this machine has loaded the NVIDIA driver.
 pub fn has_gpu_driver() -> bool {
     Path::new("/proc/driver/nvidia/version").exists()
 }

@@ -3,7 +3,7 @@
 use super::Renderer;
 
 /// Longest markup of variants, bytes. A longer one is plain text.
-const LONGEST: usize = 2000;
+const MAX_MARKUP_BYTES: usize = 2000;
 
 impl Renderer<'_> {
     /// Renders the first of the variants in the markup whose `{` is at `at`. Rules that display nothing are removed. Returns the end of
@@ -12,7 +12,7 @@ impl Renderer<'_> {
         let start =
             at.checked_sub(1).filter(|start| *start >= self.copied && self.source.as_bytes()[*start] == b'-')?;
         let rest = &self.source.as_bytes()[at + 1..];
-        let length = memchr::memmem::find(&rest[..rest.len().min(LONGEST)], b"}-")?;
+        let length = memchr::memmem::find(&rest[..rest.len().min(MAX_MARKUP_BYTES)], b"}-")?;
         let content = &self.source[at + 1..at + 1 + length];
         self.copy_until(start);
         super::render(displayed(content), self.output, self.depth + 1, self.site);

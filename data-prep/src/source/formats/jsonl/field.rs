@@ -9,8 +9,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 #[derive(Debug, PartialEq)]
 pub enum FieldValue {
     Text(String),
-    /// A text with escapes such as `\ud83d` that are half of a character. U+FFFD replaces each of them.
-    HalfCharacters(String),
+    /// A text with lone surrogates, such as `\ud83d`, each replaced by U+FFFD.
+    LoneSurrogates(String),
     /// The value is null, NaN or `{}`, or an object around it is null.
     Null,
     /// There is no such field, or its value is not a string.
@@ -23,7 +23,7 @@ pub enum FieldValue {
 /// # Errors
 /// `json` is not JSON. NaN and infinite numbers, which Python writes, are permitted.
 pub fn read(json: &str, field: &str) -> serde_json::Result<FieldValue> {
-    let part = Part::Object { field, keep_halves: false };
+    let part = Part::Object { field, keep_surrogates: false };
     let error = match parse(json.as_bytes(), part) {
         Ok(value) => return Ok(value),
         Err(error) => error,
@@ -31,11 +31,12 @@ pub fn read(json: &str, field: &str) -> serde_json::Result<FieldValue> {
     let repaired = without_infinite_numbers(json.as_bytes());
     match repaired.as_ref().map(|json| parse(json, part)) {
         Some(Ok(value)) => Ok(value),
-        other => match parse(repaired.as_deref().unwrap_or(json.as_bytes()), Part::Object { field, keep_halves: true })
-        {
-            Ok(value @ FieldValue::HalfCharacters(_)) => Ok(value),
-            _ => Err(other.and_then(Result::err).unwrap_or(error)),
-        },
+        other => {
+            match parse(repaired.as_deref().unwrap_or(json.as_bytes()), Part::Object { field, keep_surrogates: true }) {
+                Ok(value @ FieldValue::LoneSurrogates(_)) => Ok(value),
+                _ => Err(other.and_then(Result::err).unwrap_or(error)),
+            }
+        }
     }
 }
 
@@ -88,9 +89,9 @@ fn without_infinite_numbers(json: &[u8]) -> Option<Vec<u8>> {
 #[derive(Clone, Copy)]
 enum Part<'a> {
     /// An object with this field.
-    Object { field: &'a str, keep_halves: bool },
+    Object { field: &'a str, keep_surrogates: bool },
     /// The value of the field.
-    Value { keep_halves: bool },
+    Value { keep_surrogates: bool },
 }
 
 impl<'de> DeserializeSeed<'de> for Part<'_> {
@@ -99,7 +100,7 @@ impl<'de> DeserializeSeed<'de> for Part<'_> {
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<FieldValue, D::Error> {
         match self {
             // As bytes, a string may have half characters.
-            Self::Value { keep_halves: true } => input.deserialize_bytes(self),
+            Self::Value { keep_surrogates: true } => input.deserialize_bytes(self),
             _ => input.deserialize_any(self),
         }
     }
@@ -120,16 +121,16 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 
     fn visit_bytes<E>(self, bytes: &[u8]) -> Result<FieldValue, E> {
-        let (mut bytes, mut has_halves) = (bytes.to_vec(), false);
+        let (mut bytes, mut has_surrogates) = (bytes.to_vec(), false);
         // U+D800 to U+DFFF have the first byte 0xed and a second byte of at least 0xa0.
         for at in 0..bytes.len().saturating_sub(2) {
             if bytes[at] == 0xed && bytes[at + 1] >= 0xa0 {
                 bytes[at..at + 3].copy_from_slice("\u{fffd}".as_bytes());
-                has_halves = true;
+                has_surrogates = true;
             }
         }
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        Ok(if has_halves { FieldValue::HalfCharacters(text) } else { FieldValue::Text(text) })
+        Ok(if has_surrogates { FieldValue::LoneSurrogates(text) } else { FieldValue::Text(text) })
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<FieldValue, E> {
@@ -158,7 +159,7 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<FieldValue, A::Error> {
-        let Self::Object { field, keep_halves } = self else {
+        let Self::Object { field, keep_surrogates } = self else {
             let mut value = FieldValue::Null;
             while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
                 value = FieldValue::Other;
@@ -168,9 +169,9 @@ impl<'de> Visitor<'de> for Part<'_> {
         let (mut value, mut inner) = (None, FieldValue::Other);
         while let Some(name) = fields.next_key::<String>()? {
             if name == field {
-                value = Some(fields.next_value_seed(Part::Value { keep_halves })?);
+                value = Some(fields.next_value_seed(Part::Value { keep_surrogates })?);
             } else if let Some(field) = field.strip_prefix(&name).and_then(|rest| rest.strip_prefix('.')) {
-                inner = fields.next_value_seed(Part::Object { field, keep_halves })?;
+                inner = fields.next_value_seed(Part::Object { field, keep_surrogates })?;
             } else {
                 fields.next_value::<IgnoredAny>()?;
             }
@@ -190,7 +191,7 @@ mod tests {
     #[test]
     fn the_field_of_a_line_is_read_whatever_the_others_are() {
         let deep = "[".repeat(10_000) + &"]".repeat(10_000);
-        let half = |text: &str| Some(FieldValue::HalfCharacters(text.to_owned()));
+        let half = |text: &str| Some(FieldValue::LoneSurrogates(text.to_owned()));
         for (json, expected) in [
             (r#"{"text": "a", "x": [1, -2, 3.5, true, null, {"text": "b"}], "y": "\u00e9"}"#, text("a")),
             (r#"{"x": {"text": "b"}, "te\u0078t": "a\n\ud83d\ude00"}"#, text("a\n😀")),
