@@ -172,7 +172,9 @@ fn a_dataset_of_an_earlier_version_is_read_without_permission_to_list() {
     std::fs::remove_file(data.join("checksums.json")).unwrap();
     let server = Server::start(Path::new(&dir.path("s3")), 0);
     let fault = Fault::Refuse(403, "AccessDenied");
-    server.fail(Rule { method: "GET".parse().unwrap(), contains: "checksums.json", after: 0, times: 1000, fault });
+    for contains in ["checksums.json", "list-type=2"] {
+        server.fail(Rule { method: "GET".parse().unwrap(), contains, after: 0, times: 1000, fault });
+    }
     let sets = [
         format!("stage.0.data=s3://{}/data", s3_server::BUCKET),
         format!("cluster.dataset_cache.folder={}", dir.path("cache")),
@@ -183,9 +185,16 @@ fn a_dataset_of_an_earlier_version_is_read_without_permission_to_list() {
     assert!(server.hits() > 0, "the file was not asked for");
     // The coordinator has checked the sizes of the files once. The ranks have not checked them again.
     let requests = server.requests();
+    let count = |what: &str| requests.iter().filter(|request| request.contains(what)).count();
     let mut lookups: Vec<_> = requests.iter().filter(|request| request.starts_with("HEAD ")).collect();
-    let count = lookups.len();
     lookups.sort();
     lookups.dedup();
-    assert!(count > 1 && count == lookups.len(), "{requests:?}");
+    assert!(lookups.len() > 1 && lookups.len() == count("HEAD "), "{requests:?}");
+    // With the permission, one request lists the sizes of all files.
+    server.clear();
+    let ended = Running::start_in(&dir.config(2, 2), &dir.path("other"), &sets, &server.environment()).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let requests = server.requests();
+    let count = |what: &str| requests.iter().filter(|request| request.contains(what)).count();
+    assert_eq!((count("list-type=2"), count("HEAD ")), (1, 0), "{requests:?}");
 }

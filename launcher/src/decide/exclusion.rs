@@ -4,7 +4,7 @@ use super::placement::is_node;
 use super::{HostPool, RestartHistory, Settings};
 
 /// Maximum number of excluded nodes. More failures than these usually have another cause.
-const MOST: usize = 2;
+const MAX_NODES: usize = 2;
 
 /// Returns the nodes that a requeued job excludes at time `unix`: the hosts `unreachable`, which the launcher could not
 /// reach at last, then those of the most recent failures. Nodes of earlier starts of the job have the names in the history.
@@ -23,7 +23,7 @@ pub fn nodes_to_exclude<'a>(
             nodes.push(node);
         }
     }
-    nodes.truncate(MOST);
+    nodes.truncate(MAX_NODES);
     nodes
 }
 

@@ -8,7 +8,7 @@ use super::Seconds;
 use super::progress::CheckpointProgress;
 
 /// Maximum number of failures kept.
-const MOST: usize = 1000;
+const MAX_FAILURES: usize = 1000;
 /// Number of recent checkpoint durations kept.
 const SAVES: usize = 9;
 
@@ -109,7 +109,7 @@ impl RestartHistory {
     /// Adds a failure.
     pub fn add(&mut self, restart: Restart) {
         self.restarts.push(restart);
-        if self.restarts.len() > MOST {
+        if self.restarts.len() > MAX_FAILURES {
             self.restarts.remove(0);
         }
     }
@@ -149,7 +149,7 @@ impl RestartHistory {
 
     fn add_job_end(&mut self, end: JobEnd) {
         self.job_ends.push(end);
-        if self.job_ends.len() > MOST {
+        if self.job_ends.len() > MAX_FAILURES {
             self.job_ends.remove(0);
         }
     }
@@ -214,7 +214,7 @@ mod tests {
         history.account(5.0);
         assert_eq!((history.restarts[3].seconds, history.seconds_lost), (Some(3.0), 3.0));
         (0..2000).for_each(|i| history.add(restart(f64::from(i), true, None)));
-        assert_eq!(history.restarts.len(), MOST);
+        assert_eq!(history.restarts.len(), MAX_FAILURES);
     }
 
     /// Versions up to 0.2 write one host.

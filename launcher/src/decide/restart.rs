@@ -15,7 +15,7 @@ use super::{CoordinatorState, EndReason, Phase, Running, Turn, exclusion};
 use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
-const LONGEST_PAUSE: Seconds = 60.0;
+const MAX_PAUSE: Seconds = 60.0;
 /// Maximum number of failures of the same host without progress after which the coordinator retries.
 const HOST_TRIES: usize = 3;
 
@@ -374,8 +374,8 @@ impl Turn<'_> {
     }
 }
 
-/// Returns the pause after the given number of consecutive failures: 1, 2, 4, ... seconds, at most `LONGEST_PAUSE`.
+/// Returns the pause after the given number of consecutive failures: 1, 2, 4, ... seconds, at most `MAX_PAUSE`.
 fn pause(failures: usize) -> Seconds {
     let doublings = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX).min(16);
-    f64::powi(2.0, doublings).min(LONGEST_PAUSE)
+    f64::powi(2.0, doublings).min(MAX_PAUSE)
 }

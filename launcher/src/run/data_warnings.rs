@@ -13,16 +13,16 @@ use super::open_datasets::OpenDatasets;
 use crate::failure::Failure;
 
 /// Number of epochs above which there is a warning. The pre-training of BERT had about 40 epochs (Devlin et al. 2018).
-const MOST_EPOCHS: f64 = 40.0;
+const MAX_EPOCHS: f64 = 40.0;
 /// Fraction of `[UNK]` tokens above which there is a warning.
-const MOST_UNKNOWN: f64 = 0.05;
+const MAX_UNKNOWN: f64 = 0.05;
 /// Overlap of token frequencies below which there is a warning. Measured overlaps: two parts of a novel 0.78, two
 /// novels 0.63, a novel and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
-const LEAST_OVERLAP: f64 = 0.3;
+const MIN_OVERLAP: f64 = 0.3;
 
 /// Mean number of tokens of a word above which there is a warning. Text without spaces has long words in BPE: 1.3 tokens in
 /// English, more than 20 in Chinese.
-const MOST_WORD_TOKENS: f64 = 6.0;
+const MAX_WORD_TOKENS: f64 = 6.0;
 
 /// Time limit for reading the datasets.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ impl NamedDataset {
     /// Warns about a large fraction of `[UNK]` tokens.
     fn unknown(&self) -> Option<String> {
         let unknown = self.usage.as_ref()?.unknown();
-        (unknown > MOST_UNKNOWN).then(|| {
+        (unknown > MAX_UNKNOWN).then(|| {
             let percent = 100.0 * unknown;
             format!("{}: {percent:.0}% of the tokens are [UNK]: the vocabulary does not fit this text", self.key)
         })
@@ -61,7 +61,7 @@ fn long_words(key: &str, objective: &Objective, tokens: &TokenTable, counts: &[u
     let starts = (0_u32..).zip(counts).filter(|(id, _)| !tokens.is_continuation(*id));
     let (words, all) = (starts.map(|(_, count)| count).sum::<u64>(), counts.iter().sum::<u64>());
     let mean = all as f64 / words.max(1) as f64;
-    (mean > MOST_WORD_TOKENS).then(|| {
+    (mean > MAX_WORD_TOKENS).then(|| {
         format!(
             "{key}: a word has {mean:.0} tokens on average, but words with more tokens than a sample may mask are never masked; \
              set objective.mask_unit = \"piece\""
@@ -132,9 +132,9 @@ fn find_all(config: &RunConfig, opened: &OpenDatasets) -> Result<Vec<String>, Fa
 /// Warnings about the number of samples of a dataset that has this share of the samples of a stage.
 fn counts(key: &str, stage: &Stage, rows: u64, share: f64) -> Vec<String> {
     let epochs = share * timeline::samples(stage) as f64 / rows.max(1) as f64;
-    let repeated = (epochs > MOST_EPOCHS).then(|| {
+    let repeated = (epochs > MAX_EPOCHS).then(|| {
         format!(
-            "{key}: {rows} samples are repeated {epochs:.0} times (more than {MOST_EPOCHS:.0}): the model will overfit; use \
+            "{key}: {rows} samples are repeated {epochs:.0} times (more than {MAX_EPOCHS:.0}): the model will overfit; use \
              more text or fewer steps"
         )
     });
@@ -152,7 +152,10 @@ fn counts(key: &str, stage: &Stage, rows: u64, share: f64) -> Vec<String> {
 fn idle_ranks(stage: usize, global_batch: usize, ranks: usize) -> Option<String> {
     let idle = ranks.checked_sub(global_batch).filter(|idle| *idle > 0)?;
     let compute = if idle == 1 { "1 rank computes".to_owned() } else { format!("{idle} ranks compute") };
-    Some(format!("stage.{stage}: global_batch {global_batch} is below {ranks} ranks: {compute} nothing"))
+    Some(format!(
+        "stage.{stage}: global_batch ({global_batch}) is smaller than the number of ranks ({ranks}): {compute} nothing; use \
+         fewer ranks or a larger global_batch"
+    ))
 }
 
 /// Warns about a dataset with pairs of segments, of kind `prepared`, if the model does not learn to tell them apart.
@@ -178,7 +181,7 @@ pub fn few_masks(place: &str, objective: &Objective, length: usize) -> Option<St
     (share < 0.9 * mask_probability).then(|| {
         format!(
             "{place}: max_predictions = {max_predictions} masks only {:.1}% of the tokens in samples of {length}, not \
-             mask_probability = {mask_probability}; increase it (0: no limit)",
+             mask_probability = {mask_probability}; increase max_predictions (0: no limit)",
             100.0 * share
         )
     })
@@ -186,7 +189,7 @@ pub fn few_masks(place: &str, objective: &Objective, length: usize) -> Option<St
 
 /// Warns if the token frequencies of two datasets overlap too little.
 fn unlike(train: &str, overlap: f64) -> Option<String> {
-    (overlap < LEAST_OVERLAP).then(|| {
+    (overlap < MIN_OVERLAP).then(|| {
         let percent = 100.0 * overlap;
         format!(
             "evaluation.data: its token frequencies overlap with those of {train} by only {percent:.0}%: check that \
@@ -234,7 +237,8 @@ mod tests {
     #[test]
     fn more_ranks_than_samples_cause_a_warning() {
         assert_eq!(idle_ranks(0, 16, 16), None);
-        let warning = "stage.0: global_batch 8 is below 16 ranks: 8 ranks compute nothing";
+        let warning = "stage.0: global_batch (8) is smaller than the number of ranks (16): 8 ranks compute nothing; use fewer \
+                       ranks or a larger global_batch";
         assert_eq!(idle_ranks(0, 8, 16).as_deref(), Some(warning));
         assert!(idle_ranks(1, 15, 16).unwrap().ends_with(": 1 rank computes nothing"));
     }
@@ -246,7 +250,7 @@ mod tests {
         assert_eq!(
             warning,
             "stage.1: max_predictions = 20 masks only 15.6% of the tokens in samples of 128, not mask_probability = 0.3; \
-             increase it (0: no limit)"
+             increase max_predictions (0: no limit)"
         );
         assert_eq!(few_masks("stage.1", &Objective { max_predictions: 0, ..objective }, 128), None);
         assert_eq!(few_masks("stage.0", &Objective::default(), 128), None);

@@ -3,7 +3,7 @@
 use lambert_config::run::Host;
 
 /// Maximum number of nodes. A longer node list is an error.
-const MOST: usize = 100_000;
+const MAX_NODES: usize = 100_000;
 
 /// Returns the nodes of the current job with their task counts. The list is empty if the variables are missing or
 /// cannot be parsed.
@@ -54,7 +54,7 @@ fn expand(list: &str) -> Option<Vec<String>> {
             Some(inner) => {
                 let (ranges, behind) = inner.split_once(']')?;
                 for range in ranges.split(',') {
-                    numbers(range, MOST - names.len())?.for_each(|number| names.push(format!("{prefix}{number}")));
+                    numbers(range, MAX_NODES - names.len())?.for_each(|number| names.push(format!("{prefix}{number}")));
                 }
                 rest = behind;
             }
@@ -80,7 +80,7 @@ fn repeat(text: &str) -> Option<Vec<usize>> {
             Some((number, times)) => (number, times.strip_suffix(')')?.parse().ok()?),
             None => (part, 1),
         };
-        if times > MOST - numbers.len() {
+        if times > MAX_NODES - numbers.len() {
             return None;
         }
         numbers.extend(std::iter::repeat_n(number.parse::<usize>().ok()?, times));

@@ -5,7 +5,7 @@ use lambert_store::run::JOB;
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of the object, bytes.
-const LONGEST: u64 = 1 << 16;
+const MAX_RECORD_BYTES: u64 = 1 << 16;
 
 /// Slurm job that was last submitted for a run, or in which a coordinator last started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ impl JobRecord {
 
     /// Reads the record. Returns `None` if the run has no record. Invalid content also returns `None`, with a warning.
     pub fn read(store: &Store) -> Result<Option<Self>, lambert_store::Error> {
-        let bytes = match store.get_at_most(JOB, LONGEST) {
+        let bytes = match store.get_at_most(JOB, MAX_RECORD_BYTES) {
             Ok(bytes) => bytes,
             Err(error) if error.is_not_found() => return Ok(None),
             Err(error) => return Err(error),

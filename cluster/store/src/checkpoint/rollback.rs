@@ -15,7 +15,7 @@ use crate::run::{self, ROLLBACKS};
 use crate::store::Store;
 
 /// Size limit of a rollback record, bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_RECORD_BYTES: u64 = 1 << 20;
 
 /// Rollback record, for example `rollbacks/attempt-0003.json`. The attempt writes its record before it ends. If the
 /// attempt is killed before that, the next attempt reaches the same step and makes the same decision.
@@ -159,7 +159,7 @@ fn read_from<T: DeserializeOwned>(run: &Store, oldest: u32) -> Result<Vec<T>> {
 }
 
 fn read<T: DeserializeOwned>(run: &Store, names: &[String]) -> Result<Vec<T>> {
-    let records = run.get_all(names, LONGEST)?;
+    let records = run.get_all(names, MAX_RECORD_BYTES)?;
     let parse =
         |(path, bytes): (&String, Bytes)| serde_json::from_slice(&bytes).map_err(|error| damaged(run, path, &error));
     names.iter().zip(records).map(parse).collect()
