@@ -8,7 +8,7 @@ use lambert_store::checkpoint::{self as stored, Manifest, Slice, VerifiedCheckpo
 use lambert_store::{Store, run};
 
 use super::shared_read;
-use super::tensor_loader::{LoadTarget, TensorLoader};
+use super::tensor_loader::{LoadTarget, TargetedObject, TensorLoader};
 use crate::error::Error;
 use crate::state::{Buffer, ParamSpec, Parameters, TrainState};
 
@@ -106,9 +106,6 @@ pub fn read(
     read_objects(store, verified, objects.collect(), mode)
 }
 
-/// An object of a checkpoint with its load targets.
-pub(super) type TargetedObject = (String, Vec<LoadTarget>);
-
 /// Reads objects that must have exactly the tensors of their targets.
 fn read_objects(
     store: &Store,
@@ -176,7 +173,7 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<TargetedObject>,
     }
 }
 
-pub(super) fn invalid_checkpoint(manifest: &Manifest, message: String) -> Error {
+fn invalid_checkpoint(manifest: &Manifest, message: String) -> Error {
     Error::Checkpoint { name: manifest.name(), message }
 }
 

@@ -10,8 +10,7 @@ use lambert_collective::Group;
 use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, BLOCK_BYTES, ObjectSink, VerifiedCheckpoint};
 
-use super::files::{TargetedObject, invalid_checkpoint};
-use super::tensor_loader::TensorLoader;
+use super::tensor_loader::{TargetedObject, TensorLoader};
 use crate::error::Error;
 
 /// Size of the pieces that all ranks exchange in one round, bytes. Each rank has up to three rounds in memory.
@@ -96,7 +95,7 @@ fn read_in_pieces(
     })?;
     for (name, loader) in names.iter().zip(loaders) {
         if let Some(why) = loader.finish() {
-            return Err(invalid_checkpoint(&verified.manifest, format!("{name}: {why}")));
+            return Err(Error::Checkpoint { name: verified.manifest.name(), message: format!("{name}: {why}") });
         }
     }
     Ok(())

@@ -18,6 +18,9 @@ pub struct LoadTarget {
     pub region: Region,
 }
 
+/// An object of a checkpoint with its load targets.
+pub type TargetedObject = (String, Vec<LoadTarget>);
+
 type CopyPlan = Vec<(usize, Range<usize>)>;
 
 /// Receives a file in pieces.

@@ -81,7 +81,9 @@ fn failing(dir: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> Stri
     assert_eq!(sandbox.run("cp", &["-r", &sandbox.path("bin"), &folder]).code, 0);
     let comment =
         "[ \"${SLURM_RESTART_COUNT:-0}\" != 0 ] || scontrol update JobId=$SLURM_JOB_ID Comment=\"project 2026\";";
-    let line = format!("slurm.prologue=['''{comment} {prologue} rm -f {folder}/lambert''']");
+    let shown =
+        "echo restarts: ${SLURM_RESTART_COUNT:-0}, comment: $(squeue --noheader --jobs=$SLURM_JOB_ID --format=%k) >&2;";
+    let line = format!("slurm.prologue=['''{comment} {shown} {prologue} rm -f {folder}/lambert''']");
     let sets = ["--set", "slurm.requeues=1", "--set", &line];
     let run = sandbox.path(&format!("runs/{name}"));
     let arguments = [&["submit", "--config", &file, "--run", &run], &sets[..]].concat();
