@@ -112,6 +112,10 @@ fn from_text(text: &str) -> (ErrorClass, Retry) {
     if status == Some(501) {
         return (ErrorClass::Unsupported, Retry::Never);
     }
+    // object_store has no error of its own for a list that is denied.
+    if matches!(status, Some(401 | 403)) {
+        return (ErrorClass::Denied, Retry::Never);
+    }
     let permanent = match status {
         Some(408 | 425 | 429) => false,
         Some(status) => (300..500).contains(&status),
@@ -192,6 +196,8 @@ mod tests {
         assert!(!transient("Received redirect without LOCATION"));
         let expired = generic("Server returned non-2xx status code: 400 Bad StoreRequest: <Code>ExpiredToken</Code>");
         assert_eq!(Failure::remote(&expired).class, ErrorClass::Denied);
+        let list = generic("Server returned non-2xx status code: 403 Forbidden: <Code>AccessDenied</Code>");
+        assert_eq!(Failure::remote(&list).class, ErrorClass::Denied);
         let overload = |text: &str| Failure::remote(&generic(text)).is_overload;
         for answer in ["429 Too Many Requests", "503 Slow Down", "503 Service Unavailable: <Code>ServerBusy</Code>"] {
             assert!(overload(&format!("Server returned non-2xx status code: {answer}")), "{answer}");
