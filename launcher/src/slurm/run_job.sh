@@ -140,14 +140,14 @@ choose_nodes() {
 # Requeues the job, and then changes its excluded nodes, which Slurm permits only for pending jobs. The job cannot start
 # before the credential of its last start has expired.
 requeue() {
-    local change=''
-    if choose_nodes; then change=yes; fi
+    local change='' comment=''
+    if choose_nodes; then change=yes comment=$(comment_with "$chosen"); fi
     echo "lambert: $1: requeuing the job" >&2
     if ! retry requeue_running; then
         echo "lambert: Slurm did not requeue the job; submit it again" >&2
     elif [ -n "$change" ]; then
         echo "lambert: excluded nodes of the next start: ${chosen:-none}" >&2
-        retry scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$exclusion" Comment="$(comment_with "$chosen")" ||
+        retry scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$exclusion" Comment="$comment" ||
             echo "lambert: Slurm did not exclude these nodes" >&2
     fi
 }
@@ -162,6 +162,9 @@ keep_comment() {
     scontrol update JobId="$SLURM_JOB_ID" Comment="$1" && [ "$(job_field %k)" = "$1" ]
 }
 
+# Slurm sends SIGTERM to all processes of a job that it requeues or preempts. Commands and subshells that the script starts from
+# here on must not end early: they ignore the signals, and Slurm kills them after KillWait.
+trap '' TERM USR1
 # Slurm may already be ending or requeuing the job: scancel, a preemption, a failed node. Then nothing is counted.
 state=$(retry job_field %T)
 if [ -z "$state" ]; then

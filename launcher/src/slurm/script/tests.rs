@@ -325,6 +325,20 @@ fn a_job_keeps_enough_nodes() {
     }
 }
 
+/// Slurm sends SIGTERM to all processes of a job that it requeues, also to subshells of the script.
+#[test]
+fn signals_do_not_change_the_comment() {
+    let job = FakeJob::new("project x");
+    let signals = "printf() { kill -s TERM \"$BASHPID\"; builtin printf \"$@\"; }";
+    let (code, log) = job.run("echo 'exclude n3' >\"$LAMBERT_JOB_REPORT\"; return 1", signals);
+    assert_eq!(code, 1, "{log}");
+    assert_eq!(
+        (job.comment().as_str(), job.nodes().as_str()),
+        ("project x; lambert: 1 failures, excluded n3", "n3"),
+        "{log}"
+    );
+}
+
 /// The coordinator ends before it starts a rank, or does not start.
 #[test]
 fn a_node_without_a_working_coordinator_is_excluded() {
