@@ -114,7 +114,7 @@ pub enum Error {
         message: String,
     },
     /// The checkpoints of the run could not be listed or read.
-    #[error("cannot look for checkpoints in {url}: {message}")]
+    #[error("cannot read checkpoints of {url}: {message}")]
     Resume {
         /// URL of the run.
         url: String,

@@ -13,11 +13,14 @@ use lambert_store::checkpoint::{self as stored, BLOCK_BYTES, ObjectSink, Verifie
 use super::tensor_loader::{TargetedObject, TensorLoader};
 use crate::error::Error;
 
-/// Size of the pieces that all ranks exchange in one round, bytes. Each rank has up to three rounds in memory.
+/// Size of the pieces that all ranks exchange in one round, bytes. Each rank has up to three rounds in memory, and two pieces
+/// for each of its reader threads.
 const ROUND_BYTES: u64 = 64 << 20;
 /// Maximum size of a piece, bytes.
 const MAX_PIECE_BYTES: u64 = 8 << 20;
-/// Number of pieces that all ranks together read concurrently.
+/// Maximum number of ranks that read: with more, a round of the smallest pieces would be larger than [`ROUND_BYTES`].
+const MAX_READING_RANKS: usize = (ROUND_BYTES / BLOCK_BYTES) as usize;
+/// Number of pieces that up to 128 ranks together read concurrently. With more, each reading rank reads one piece at a time.
 const CONCURRENT_READS: usize = 128;
 
 /// A part of an object that one rank reads.
@@ -40,25 +43,29 @@ pub fn read(
 ) -> Result<(), Error> {
     let world = group.world_size();
     let piece = (ROUND_BYTES / world as u64 / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, MAX_PIECE_BYTES);
-    read_in_pieces(group, store, verified, objects, piece)
+    read_in_pieces(group, store, verified, objects, (piece, MAX_READING_RANKS))
 }
 
-/// Reads `objects` in pieces of `piece` bytes. In round r, rank i reads piece r * world + i.
+/// Reads `objects` in pieces of `piece` bytes on at most `most` ranks. In round r, rank i of n reading ranks reads piece
+/// r * n + i.
 fn read_in_pieces(
     group: &mut dyn Group,
     store: &Store,
     verified: &VerifiedCheckpoint,
     objects: Vec<TargetedObject>,
-    piece: u64,
+    (piece, most): (u64, usize),
 ) -> Result<(), Error> {
-    let (rank, world) = (group.rank(), group.world_size());
+    let (rank, reading) = (group.rank(), group.world_size().min(most));
     let (names, targets): (Vec<String>, Vec<_>) = objects.into_iter().unzip();
     let size = |name: &String| verified.manifest.object(name).map_or(0, |entry| entry.bytes);
     let pieces = split(&names.iter().map(size).collect::<Vec<_>>(), piece);
-    let own: Vec<&Piece> = pieces.iter().skip(rank).step_by(world).collect();
+    let own: Vec<&Piece> = match rank < reading {
+        true => pieces.iter().skip(rank).step_by(reading).collect(),
+        false => Vec::new(),
+    };
     store.report_expected(own.iter().map(|piece| piece.range.end - piece.range.start).sum());
     let fetch = |piece: &Piece| stored::read_blocks(store, verified, &names[piece.object], piece.range.clone());
-    let readers = (CONCURRENT_READS / world).clamp(2, 16);
+    let readers = (CONCURRENT_READS / reading).clamp(1, 16);
     let mut loaders: Vec<TensorLoader> = targets.into_iter().map(TensorLoader::new).collect();
     thread::scope(|scope| {
         let read: Vec<Receiver<_>> = (0..readers)
@@ -69,29 +76,34 @@ fn read_in_pieces(
                 receiver
             })
             .collect();
-        // Copies the pieces of a round while the next round is exchanged.
+        // Copies the pieces of a round while the next round is exchanged. Verifies them again, because other ranks have passed
+        // them on.
         let (sender, rounds) = sync_channel::<Vec<Vec<u8>>>(1);
-        let loaders = &mut loaders;
-        let pieces = &pieces;
+        let (loaders, pieces, names) = (&mut loaders, &pieces, &names);
         let copier = scope.spawn(move || {
             for (piece, bytes) in pieces.iter().zip(rounds.iter().flatten()) {
+                stored::check_blocks(store, verified, &names[piece.object], &piece.range, &bytes)?;
                 loaders[piece.object].update(&bytes);
             }
+            Ok::<(), Error>(())
         });
-        for round in 0..pieces.len().div_ceil(world) {
-            // A reader thread ends early only after it has sent an error.
+        for round in 0..pieces.len().div_ceil(reading) {
+            // A reader thread ends early only after it has sent an error, or if it has panicked.
             let bytes = match own.get(round) {
-                Some(_) => read[round % readers].recv().unwrap_or_else(|_| Ok(Bytes::new()))?,
+                Some(_) => read[round % readers].recv().map_err(|_| Error::Panic {
+                    thread: "a thread that reads a checkpoint",
+                    message: "it has ended early".to_owned(),
+                })??,
                 None => Bytes::new(),
             };
-            let gathered = group.all_gather_bytes(bytes.into())?;
+            let mut gathered = group.all_gather_bytes(bytes.into())?;
+            gathered.truncate(reading);
             if sender.send(gathered).is_err() {
                 break;
             }
         }
         drop(sender);
-        copier.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok::<(), Error>(())
+        copier.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     for (name, loader) in names.iter().zip(loaders) {
         if let Some(why) = loader.finish() {
@@ -213,7 +225,8 @@ mod tests {
         values
     }
 
-    /// Reads the checkpoint on `world` ranks in pieces of `blocks` blocks. Returns the result of each rank.
+    /// Reads the checkpoint on `world` ranks, of which at most five read, in pieces of `blocks` blocks. Returns the result of
+    /// each rank.
     fn read_on(
         world: usize,
         blocks: u64,
@@ -227,7 +240,7 @@ mod tests {
                 .map(|mut ends| {
                     scope.spawn(move || {
                         let (objects, regions) = targets(elements_of_a);
-                        read_in_pieces(&mut *ends.group, store, verified, objects, blocks * BLOCK_BYTES)?;
+                        read_in_pieces(&mut *ends.group, store, verified, objects, (blocks * BLOCK_BYTES, 5))?;
                         Ok(regions.each_ref().map(floats))
                     })
                 })
@@ -268,6 +281,59 @@ mod tests {
         for rank in [0, 2] {
             assert!(matches!(&errors[rank], Error::Collective(_)), "{errors:?}");
         }
+    }
+
+    /// Group in which a rank changes a byte of each piece that it passes on.
+    struct DamagingGroup(Box<dyn Group>);
+
+    impl Group for DamagingGroup {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+
+        fn world_size(&self) -> usize {
+            self.0.world_size()
+        }
+
+        fn name(&self) -> &'static str {
+            self.0.name()
+        }
+
+        fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> lambert_collective::Result<()> {
+            self.0.all_reduce_sum_f64(values)
+        }
+
+        fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> lambert_collective::Result<()> {
+            self.0.broadcast_bytes(bytes, root)
+        }
+
+        fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> lambert_collective::Result<Option<Vec<Vec<u8>>>> {
+            self.0.gather_bytes(bytes, root)
+        }
+
+        fn all_gather_bytes(&mut self, bytes: Vec<u8>) -> lambert_collective::Result<Vec<Vec<u8>>> {
+            let mut gathered = self.0.all_gather_bytes(bytes)?;
+            gathered.iter_mut().filter_map(|bytes| bytes.last_mut()).for_each(|byte| *byte ^= 1);
+            Ok(gathered)
+        }
+
+        fn barrier(&mut self) -> lambert_collective::Result<()> {
+            self.0.barrier()
+        }
+
+        fn finish(self: Box<Self>) -> lambert_collective::Result<()> {
+            self.0.finish()
+        }
+    }
+
+    #[test]
+    fn a_piece_that_changed_between_ranks_is_detected() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, verified) = checkpoint(folder.path());
+        let mut group = DamagingGroup(local::single().group);
+        let (objects, _) = targets(10);
+        let error = read(&mut group, &store, &verified, objects).unwrap_err();
+        assert!(matches!(&error, Error::Store(error) if error.is_damaged()), "{error}");
     }
 
     #[test]

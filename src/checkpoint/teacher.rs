@@ -9,7 +9,7 @@ use lambert_store::checkpoint::{self as stored, Manifest};
 use lambert_store::run::{self, TEACHER, TEACHER_INFO, WEIGHTS};
 use lambert_store::{Store, StoredVocabulary, hash};
 
-use super::resume::{read_mode, read_model, verify_on_first};
+use super::load::{read_mode, read_model, verify_on_first};
 use crate::error::Error;
 use crate::model;
 use crate::objective::Teacher;
@@ -33,12 +33,12 @@ pub fn read_teacher(
         Error::Usage(message)
     })?;
     let (store, name) = (session.store.join(TEACHER)?, checkpoint_name(info)?);
-    let verified = verify_on_first(collective, || stored::verify_weights(&store, &name))?;
+    let verified = verify_on_first(collective, &store, || stored::verify_weights(&store, &name))?;
     check(info, &store, &verified.manifest, datasets)?;
     let (theirs, _) = session::read_config(&store)?;
     let vocabulary = datasets.first().manifest().vocabulary.size;
     let architecture = Architecture::of_run(&theirs, info.model.layers, vocabulary);
-    let mode = read_mode(session, collective, &store);
+    let mode = read_mode(session, collective, &store)?;
     let mut parameters = read_model(Arc::clone(&session.kernels), &store, &verified, architecture, mode)?;
     let model = Teacher::model(&info.model, &session.config.model);
     torch::guard(|| parameters.keep_bf16_copy(model::compute_dtype(&model)))?;

@@ -74,16 +74,21 @@ pub fn report(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -
     Ok(warnings)
 }
 
-/// True if a rank that fails with `error` stores NCCL's log: a rank whose GPU or NCCL has failed, and otherwise the first rank of
-/// a host. The other ranks only wait for a rank, and their logs have the same network devices.
-pub fn has_useful_log(error: &Error, local_rank: usize) -> bool {
+/// True if a rank that fails with `error` stores `log`, NCCL's log: a rank whose GPU, NCCL or network device has failed, and
+/// otherwise the first rank of a host. The other ranks only wait for a rank, and their logs have the same network devices.
+pub fn has_useful_log(error: &Error, local_rank: usize, log: &str) -> bool {
     match error {
         Error::GpuLost { .. } => true,
-        Error::Collective(lambert_collective::Error::Nccl { code, .. }) => *code != REMOTE_ERROR || local_rank == 0,
+        Error::Collective(lambert_collective::Error::Nccl { code, .. }) => {
+            *code != REMOTE_ERROR || local_rank == 0 || log.contains(NETWORK_WARNING)
+        }
         Error::Collective(_) | Error::Device(DeviceError::Nccl(_)) => local_rank == 0,
         _ => false,
     }
 }
+
+/// Start of NCCL's messages about errors of a network device. A rank with such an error returns `ncclRemoteError`, too.
+const NETWORK_WARNING: &str = "NCCL WARN NET/";
 
 /// `ncclRemoteError`: another rank has failed or left.
 const REMOTE_ERROR: i32 = 6;
@@ -129,11 +134,13 @@ mod tests {
         };
         let gone = Error::Collective(lambert_collective::Error::RankGone { operation: "barrier", rank: 9 });
         let lost = Error::GpuLost { gpu: String::new(), message: String::new() };
-        let stores = |error: &Error| [0, 1].map(|local_rank| has_useful_log(error, local_rank));
+        let stores = |error: &Error| [0, 1].map(|local_rank| has_useful_log(error, local_rank, "NCCL INFO NET/IB"));
         assert_eq!([stores(&gone), stores(&nccl(6))], [[true, false]; 2]);
         // ncclUnhandledCudaError and ncclSystemError.
         assert_eq!([stores(&lost), stores(&nccl(1)), stores(&nccl(2))], [[true, true]; 3]);
         assert_eq!(stores(&Error::Peer("another host has lost a GPU")), [false, false]);
+        let bad_device = "n1:7:9 [1] transport/net_ib.cc:1 NCCL WARN NET/IB : Got completion from peer, status=12";
+        assert!(has_useful_log(&nccl(6), 1, bad_device));
     }
 
     #[test]

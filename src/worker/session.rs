@@ -93,11 +93,7 @@ impl Session {
         warning.into_iter().filter(|_| rank == 0).for_each(|warning| session.warn(warning));
         if let (Some(nccl), Some(gpu)) = (&session.nccl, &session.gpu) {
             let joined = use_nccl_reducer(ranks, nccl, gpu, nccl_options(&session.config.cluster));
-            ranks = joined.inspect_err(|error| {
-                if nccl_report::has_useful_log(error, local_rank()) {
-                    session.store_nccl_log();
-                }
-            })?;
+            ranks = joined.inspect_err(|error| session.store_nccl_log(error))?;
             let attempt = session.lease.attempt();
             let warnings = nccl_report::report(&mut *ranks.group, nccl, &session.store, attempt)?;
             warnings.into_iter().for_each(|warning| session.warn(warning));
@@ -133,10 +129,12 @@ impl Session {
         }
     }
 
-    /// Writes the end of NCCL's log to the store of the run. Does not wait for a hanging file system.
-    fn store_nccl_log(&self) {
-        if let Some(nccl) = &self.nccl {
-            let (log, store, attempt, rank) = (nccl.log(), self.store.clone(), self.lease.attempt(), self.rank);
+    /// Writes the end of NCCL's log to the store of the run, if this rank, which fails with `error`, has a useful log. Does not
+    /// wait for a hanging file system.
+    fn store_nccl_log(&self, error: &Error) {
+        let Some(log) = self.nccl.as_ref().map(Nccl::log) else { return };
+        if nccl_report::has_useful_log(error, local_rank(), &log) {
+            let (store, attempt, rank) = (self.store.clone(), self.lease.attempt(), self.rank);
             leave::run_with_timeout(BRIEF, move || nccl_report::store_log(&log, &store, attempt, rank));
         }
     }
@@ -166,9 +164,7 @@ impl Session {
         let error = self.with_root_cause(error);
         self.control.fail(error::chain(&error), error.failure_kind(), error.missing_ranks());
         self.control.flush();
-        if nccl_report::has_useful_log(&error, local_rank()) {
-            self.store_nccl_log();
-        }
+        self.store_nccl_log(&error);
         leave::exit_after(2 * BRIEF, error.exit_code());
         error
     }

@@ -9,31 +9,24 @@ use super::{Dataset, DatasetError};
 const REMOTE_THREADS: usize = 16;
 
 impl Dataset {
-    /// Checks that all files exist and have the sizes in the manifest. Lists a remote dataset. If the credentials do not permit
-    /// that, requests the size of each file.
+    /// Checks that all files exist and have the sizes in the manifest. Lists a remote dataset. If that fails, for example because
+    /// the credentials do not permit it, requests the size of each file.
     pub fn check_sizes(&self) -> Result<(), DatasetError> {
         let manifest = self.manifest();
         let vocabulary = (manifest.vocabulary.path.as_str(), manifest.vocabulary.bytes);
         let shards = manifest.shards.iter().map(|shard| (shard.path.as_str(), shard.bytes));
         let files: Vec<_> = shards.chain([vocabulary]).collect();
-        let listed = self.listed_sizes()?;
+        let listed = self.listed_sizes();
         let unlisted: Vec<_> =
             files.into_iter().filter(|(file, expected)| listed.get(*file) != Some(expected)).collect();
         let threads = if self.is_remote() { REMOTE_THREADS } else { 1 };
         parallel(threads, unlisted.len(), |index| self.check_size(unlisted[index].0, unlisted[index].1)).map(drop)
     }
 
-    /// Returns the sizes of the files of a remote dataset. Empty for a local dataset, or if the credentials do not permit to
-    /// list.
-    fn listed_sizes(&self) -> Result<BTreeMap<String, u64>, DatasetError> {
-        if !self.is_remote() {
-            return Ok(BTreeMap::new());
-        }
-        match self.store.list("") {
-            Ok(objects) => Ok(objects.into_iter().map(|object| (object.path, object.bytes)).collect()),
-            Err(lambert_store::Error::Denied { .. }) => Ok(BTreeMap::new()),
-            Err(source) => Err(self.store_error(source)),
-        }
+    /// Returns the sizes of the files of a remote dataset. Empty for a local dataset, or if it cannot be listed.
+    fn listed_sizes(&self) -> BTreeMap<String, u64> {
+        let objects = if self.is_remote() { self.store.list("").unwrap_or_default() } else { Vec::new() };
+        objects.into_iter().map(|object| (object.path, object.bytes)).collect()
     }
 
     fn check_size(&self, file: &str, expected: u64) -> Result<(), DatasetError> {

@@ -23,7 +23,8 @@ pub use block_hashes::BLOCK_BYTES;
 pub use copy::{copy, copy_weights, write_single};
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use objects::{
-    ObjectSink, VerifiedCheckpoint, read_blocks, read_manifest, read_object, stream_object, verify, verify_weights,
+    ObjectSink, VerifiedCheckpoint, check_blocks, read_blocks, read_manifest, read_object, stream_object, verify,
+    verify_weights,
 };
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord, Rollbacks};

@@ -176,16 +176,31 @@ pub fn stream_object(
 /// As for [`read_object`].
 pub fn read_blocks(run: &Store, verified: &VerifiedCheckpoint, object: &str, range: Range<u64>) -> Result<Bytes> {
     let (name, _) = entry(run, &verified.manifest, object)?;
-    let expected = verified.hashes.get(object).and_then(|hashes| block_hashes::of_range(hashes, &range));
     retry_if_damaged(run, || {
         let bytes = run.get_range(&name, range.clone())?;
-        let mut hasher = BlockHasher::new();
-        hasher.update(&bytes);
-        match expected == Some(&hasher.finish()[..]) {
-            true => Ok(bytes),
-            false => Err(changed_content(run, &name)),
-        }
+        check_blocks(run, verified, object, &range, &bytes).map(|()| bytes)
     })
+}
+
+/// Compares `bytes`, the content of the byte range `range` of an object, with the verified content. The range is as for
+/// [`read_blocks`].
+///
+/// # Errors
+/// [`Error::Damaged`] if the bytes differ.
+pub fn check_blocks(
+    run: &Store,
+    verified: &VerifiedCheckpoint,
+    object: &str,
+    range: &Range<u64>,
+    bytes: &[u8],
+) -> Result<()> {
+    let expected = verified.hashes.get(object).and_then(|hashes| block_hashes::of_range(hashes, range));
+    let mut hasher = BlockHasher::new();
+    hasher.update(bytes);
+    if expected == Some(&hasher.finish()[..]) {
+        return Ok(());
+    }
+    Err(changed_content(run, &in_checkpoint(&verified.manifest.name(), object)))
 }
 
 fn changed_content(run: &Store, name: &str) -> Error {
