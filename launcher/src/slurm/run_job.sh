@@ -1,4 +1,6 @@
 
+# The prologue may have changed this. Failed commands must not end the script.
+set +e
 # The coordinator writes its report for this script into this file.
 LAMBERT_JOB_REPORT=$(mktemp) || LAMBERT_JOB_REPORT=''
 export LAMBERT_JOB_REPORT
@@ -73,6 +75,8 @@ requeue_running() {
 # `failures` since the furthest checkpoint was at `counted_step`, and the nodes that it has `excluded`, separated by spaces.
 # Versions up to 0.2 store only the number.
 read_comment() {
+    # The text of others may have bytes that are not characters of the locale.
+    local LC_ALL=C
     others=$1 failures=0 counted_step='' excluded=''
     if [ "$others" = '(null)' ]; then others=''; fi
     if [[ $1 =~ ^(.*\;\ )?lambert:\ ([0-9]{1,6})\ failures(,\ step\ ([0-9]{1,15}))?(,\ excluded\ ([A-Za-z0-9._,-]+))?$ ]]; then
@@ -87,16 +91,26 @@ comment_with() {
     printf %s "$others${others:+${count:+; }}$count"
 }
 # Sets `step` to the step of the furthest checkpoint, and `failed_nodes` to the nodes to exclude. Without a report, the
-# coordinator was killed or did not start, and `step` is empty.
+# coordinator was killed or did not start, and `step` is empty. The nodes that are excluded then remain so: at most two, the newest
+# first.
 step=''
 read_report() {
-    if [ ! -r "$LAMBERT_JOB_REPORT" ]; then return; fi
-    while read -r key value; do
-        case $key in
-        step) if [[ $value =~ ^[0-9]{1,15}$ ]]; then step=$((10#$value)); fi ;;
-        exclude) failed_nodes=$value ;;
-        esac
-    done <"$LAMBERT_JOB_REPORT"
+    local reported='' node
+    if [ -r "$LAMBERT_JOB_REPORT" ]; then
+        while read -r key value; do
+            case $key in
+            step) if [[ $value =~ ^[0-9]{1,15}$ ]]; then step=$((10#$value)); fi ;;
+            exclude) failed_nodes=$value reported=yes ;;
+            esac
+        done <"$LAMBERT_JOB_REPORT"
+    fi
+    if [ -n "$reported" ]; then return; fi
+    for node in $excluded; do
+        if ! has "$failed_nodes" "$node"; then failed_nodes+="${failed_nodes:+ }$node"; fi
+    done
+    # shellcheck disable=SC2086  # one word a node
+    set -- $failed_nodes
+    failed_nodes="${1-}${2+ $2}"
 }
 has() { [[ " $1 " == *" $2 "* ]]; }
 # Chooses the nodes of the next start. Sets `exclusion` to the new ExcNodeList of the job: the nodes that a user has excluded,
@@ -172,12 +186,14 @@ if [ -z "$state" ]; then
 fi
 if [ "$state" != RUNNING ]; then exit "$code"; fi
 if comment=$(retry job_field %k); then
+    read_comment "$comment"
     read_report
 elif [ "$code" -eq @FAILED@ ]; then
     echo "lambert: cannot query the failure count from Slurm, so the job is not requeued; submit it again" >&2
     exit "$code"
+else
+    read_comment ''
 fi
-read_comment "$comment"
 if [ "$code" -eq @STOPPED@ ]; then
     requeue 'stopped by the time limit or a preemption'
     exit "$code"

@@ -339,6 +339,17 @@ fn signals_do_not_change_the_comment() {
     );
 }
 
+/// A prologue may end the shell at errors. A comment of another program may be in another encoding.
+#[test]
+fn shell_options_and_encodings_do_not_change_the_count() {
+    let job = FakeJob::new("");
+    std::fs::write(job.folder.path().join("comment"), b"projekt \xfc; lambert: 1 failures").unwrap();
+    let (code, log) = job.run("return 1", "export LC_ALL=C.UTF-8; set -e");
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("failure 2: requeuing the job"), "{log}");
+    assert_eq!(std::fs::read(job.folder.path().join("comment")).unwrap(), b"projekt \xfc; lambert: 2 failures");
+}
+
 /// The coordinator ends before it starts a rank, or does not start.
 #[test]
 fn a_node_without_a_working_coordinator_is_excluded() {
@@ -348,6 +359,13 @@ fn a_node_without_a_working_coordinator_is_excluded() {
         assert_eq!((code, job.nodes().as_str()), (1, "n2"), "{coordinator}: {log}");
         assert_eq!(job.comment(), "lambert: 1 failures, excluded n2");
     }
+    // Nodes that are excluded remain so, as long as no report of a coordinator says otherwise.
+    let job = FakeJob::new("lambert: 1 failures, excluded n3");
+    job.set("nodes", "n3");
+    job.run("return 127", "");
+    assert_eq!((job.comment().as_str(), job.nodes().as_str()), ("lambert: 2 failures, excluded n2,n3", "n2,n3"));
+    job.run("return 1", "");
+    assert_eq!(job.nodes(), "n2,n3");
     let job = FakeJob::new("");
     let (code, log) = job.run("return 2", "SLURM_RESTART_COUNT=0");
     assert_eq!((code, log.as_str(), job.calls().as_str()), (2, "", ""), "the first start of the job");
