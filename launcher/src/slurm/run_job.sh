@@ -195,6 +195,12 @@ else
     read_comment ''
 fi
 if [ "$code" -eq @STOPPED@ ]; then
+    # A checkpoint since the last failure starts the count again. After a failure without a step, the next step is the reference.
+    if [ "$failures" -gt 0 ] && [ -n "$step" ] && [ "$step" -gt "${counted_step:--1}" ]; then
+        if [ -n "$counted_step" ]; then failures=0; fi
+        counted_step=$step
+        keep_comment "$(comment_with "$excluded")"
+    fi
     requeue 'stopped by the time limit or a preemption'
     exit "$code"
 fi

@@ -46,7 +46,7 @@ fn all_requested_options_are_in_the_script() {
     assert_eq!(&script[..head.len()], head);
     let rest = &script[head.len()..];
     assert!(rest.starts_with("# Forward only the first signal"), "{rest}");
-    assert!(rest.contains("trap 'forward_signal TERM' TERM\nmodule load cuda\n\n# The coordinator writes "), "{rest}");
+    assert!(rest.contains("trap 'forward_signal TERM' TERM\nmodule load cuda\n\n# The prologue may have "), "{rest}");
     assert!(script.contains(r#"'/opt/lam bert/lambert' run --run '/runs/it'\''s a "run"' &"#), "{script}");
 }
 
@@ -265,7 +265,7 @@ scontrol() { echo "$*" >>calls; echo 'Unable to contact slurm controller (receiv
 
 /// Coordinator that is stopped by the time limit. The next start excludes `nodes`.
 fn excludes(nodes: &str) -> String {
-    format!("printf 'step 10\\nexclude {nodes}\\n' >\"$LAMBERT_JOB_REPORT\"; return 75")
+    format!("printf 'step 7\\nexclude {nodes}\\n' >\"$LAMBERT_JOB_REPORT\"; return 75")
 }
 
 /// The job needs three nodes. Of seven, five are up.
@@ -337,6 +337,23 @@ fn signals_do_not_change_the_comment() {
         ("project x; lambert: 1 failures, excluded n3", "n3"),
         "{log}"
     );
+}
+
+/// A job that stops at its time limit has progress, too.
+#[test]
+fn progress_between_failures_starts_the_count_again() {
+    let job = FakeJob::new("lambert: 2 failures");
+    let stops_at = |step: u64| format!("echo \"step {step}\" >\"$LAMBERT_JOB_REPORT\"; return 75");
+    for (step, comment) in [
+        (100, "lambert: 2 failures, step 100"),
+        (100, "lambert: 2 failures, step 100"),
+        (200, "lambert: 0 failures, step 200"),
+    ] {
+        let (code, log) = job.run(&stops_at(step), "");
+        assert_eq!((code, job.comment().as_str()), (75, comment), "{log}");
+    }
+    job.run(&fails_at(200), "");
+    assert_eq!(job.comment(), "lambert: 1 failures, step 200");
 }
 
 /// A prologue may end the shell at errors. A comment of another program may be in another encoding.
